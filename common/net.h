@@ -14,7 +14,9 @@
 #include <stddef.h>
 #include "common/loop.h"
 
-#define AS_NET_HEADER_BYTES_MAX 8192u // header of one message
+// Header of one message. Small, since a header travels in one fragment of the narrowest transport and is
+// copied; arrays (keys, statuses, checksums) belong into the payload, which has no such limit.
+#define AS_NET_HEADER_BYTES_MAX 1024u
 #define AS_NET_RKEY_BYTES_MAX   512u  // one packed remote key
 
 typedef struct as_net as_net_t;
@@ -22,7 +24,10 @@ typedef struct as_conn as_conn_t; // one connection to one peer
 typedef struct as_net_mem as_net_mem_t;
 typedef struct as_net_rkey as_net_rkey_t;
 
-enum { AS_NET_CAP_ONESIDED = 1u }; // as_net_get and as_net_rkey_ptr do not involve the peer's processor
+// as_net_get (and on shared memory as_net_rkey_ptr) work and do not involve the peer's processor. Learned from the
+// peer's keys: a connection has it from the first as_net_rkey_unpack of a key that can be read that way; before, it
+// is 0. Without it as_net_get answers AS_ERR_UNSUPPORTED: ask the peer to send the bytes.
+enum { AS_NET_CAP_ONESIDED = 1u };
 
 // A message while its handler runs. `data` is NULL when the payload is still at the sender (rendezvous).
 typedef struct as_net_msg {
@@ -61,6 +66,8 @@ as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_
 // pointer is dead after this call.
 void as_net_close(as_conn_t *conn);
 uint32_t as_conn_caps(const as_conn_t *conn);
+// What carries the connection, such as "tcp", "posix tcp" or "sim"; for logs and benches. Empty while connecting.
+const char *as_conn_transport(const as_conn_t *conn);
 // The owner's pointer, for finding one's own state in handlers.
 void as_conn_set_user(as_conn_t *conn, void *user);
 void *as_conn_user(const as_conn_t *conn);
