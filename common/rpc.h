@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote calls: any protobuf-c service over gRPC C core (rpc.c), or over the simulation (rpc_sim.c).
+// Remote calls: any protobuf-c service over gRPC C core (rpc_grpc_*.c), or over the simulation (rpc_sim.c).
 //
 // A server takes a generated ProtobufCService (its handlers answer now or later by calling the closure). A client
 // holds a service descriptor and starts calls with a deadline. Neither side sees gRPC. Completion queues run on a
