@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compressor table: how a sealed segment is made of full blocks and how queries attend to it.
+//
+// A compressor is selector (which tokens survive) x codec (how one is stored) x reader (which are read at a step). A
+// segment covers the blocks [0, sealed_blocks) of one chain. It grows only by whole blocks: sealing a block never looks
+// at later ones, so equal chains give equal segments. The session's tail (exact f16) is not the compressor's business:
+// the engine attends to both and merges the partials.
+#ifndef GPW_COMPRESSOR_H
+#define GPW_COMPRESSOR_H
+
+#include <stdbool.h>
+#include "common/block.h"
+#include "kernels/kernels.h"
+
+enum {
+    GPW_COMPRESSOR_DROPS = 1u,      // some tokens are not held at all
+    GPW_COMPRESSOR_QUANTIZES = 2u,  // held tokens are not exact
+    GPW_COMPRESSOR_QUERY_FREE = 4u, // the segment depends on keys and values only: sessions may share it
+};
+
+typedef struct gpw_compressor_params {
+    uint32_t bits;          // KIVI: bits of one element
+    uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale
+    uint32_t sink_tokens;   // StreamingLLM
+    uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept
+} gpw_compressor_params_t;
+
+typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
+
+typedef struct gpw_segment_attend {
+    const krn_ops_t *ops;
+    krn_pool_t *pool;
+    uint32_t layer, rows;
+    float scale;
+    const float *q;      // [rows][q_heads][dim]; every row sees every held token of the segment
+    krn_partials_t *out; // cleared by the callee: [rows][q_heads]
+} gpw_segment_attend_t;
+
+typedef struct gpw_compressor {
+    const char *name; // "kivi4"
+    const char *summary;
+    uint32_t flags;
+    gpw_compressor_params_t params;
+    // Memory for up to blocks_max blocks, counted by bytes(). AS_ERR_UNSUPPORTED when the shape does not fit the method.
+    as_status_t (*open)(const gpw_compressor_params_t *params, const as_shape_t *shape, uint32_t blocks_max,
+                        gpw_segment_t **segment_p) AS_MUST_USE;
+    // Folds one layer of block `block` (the next of that layer) into the segment; `extent` is its full f16 extent.
+    void (*seal)(gpw_segment_t *segment, uint32_t layer, uint32_t block, const void *extent);
+    void (*attend)(const gpw_segment_t *segment, const gpw_segment_attend_t *args);
+    // True when the segment holds the exact K and V of every token of `block` (which a swap then need not move).
+    bool (*exact)(const gpw_segment_t *segment, uint32_t layer, uint32_t block);
+    // Physical bytes, all of it: codes, scales, indices, padding, metadata.
+    uint64_t (*bytes)(const gpw_segment_t *segment);
+    void (*close)(gpw_segment_t *segment);
+} gpw_compressor_t;
+
+// The table; NULL-terminated by name.
+const gpw_compressor_t *gpw_compressors(void);
+const gpw_compressor_t *gpw_compressor_find(const char *name);
+
+#endif
