@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include "common/status.h"
 
+#define AS_VERSION "0.1.0" // of every program and of the library
+
 typedef enum as_option_type {
     AS_OPTION_BOOL,     // bool *        --flag, --flag=true|false
     AS_OPTION_INT,      // int64_t *
