@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Headers of the data plane: what a client and a store node say to each other over net.h.
+//
+// All numbers are little-endian and the structs below are the bytes on the wire; a machine of the
+// other order does not build. A header is one struct; arrays (keys, checksums, a remote key, a
+// block's bytes) are the message's payload. Whoever receives one checks it with as_wire_check
+// before reading a field, and bounds every count by the limits below before using it.
+//
+//   client -> store                          store -> client
+//   HELLO    who I am                        HELLO_REPLY  who I am, limits          + packed remote
+//   key LOCATE   kind, lease      + keys         LOCATED      lease                     + places +
+//   checksums READ     lease, extents                  DATA         status                    + the
+//   extents' bytes RELEASE  lease                           (no answer) RESERVE  key, lengths
+//   RESERVED     ticket, or EXISTS WRITE    ticket           + block        (no answer) COMMIT
+//   ticket           + checksums    COMMITTED    status ABANDON  ticket (no answer)
+//
+// An answer carries the request number of its question; numbers are the client's own. WRITE and
+// COMMIT may be sent back to back. The first message on a connection is HELLO; anything else ends
+// the connection.
+#ifndef AS_WIRE_H
+#define AS_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include "common/block.h"
+#include "common/status.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the data plane's headers are little-endian structs"
+#endif
+
+#define AS_WIRE_MAGIC   0x57525341u // "ASRW"
+#define AS_WIRE_VERSION 1u
+
+#define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
+#define AS_WIRE_EXTENTS_MAX      32u          // extents of one READ
+#define AS_WIRE_READ_BYTES_MAX   (4u << 20)   // bytes of one READ of several extents
+#define AS_WIRE_EXTENT_BYTES_MAX (16u << 20)  // one extent
+#define AS_WIRE_BLOCK_BYTES_MAX  (256u << 20) // one block
+#define AS_WIRE_LEASE_MS_MAX     600000u      // no store grants more
+
+typedef enum as_wire_type {
+    AS_WIRE_HELLO = 1,
+    AS_WIRE_HELLO_REPLY = 2,
+    AS_WIRE_LOCATE = 3,
+    AS_WIRE_LOCATED = 4,
+    AS_WIRE_READ = 5,
+    AS_WIRE_DATA = 6,
+    AS_WIRE_RELEASE = 7,
+    AS_WIRE_RESERVE = 8,
+    AS_WIRE_RESERVED = 9,
+    AS_WIRE_WRITE = 10,
+    AS_WIRE_COMMIT = 11,
+    AS_WIRE_COMMITTED = 12,
+    AS_WIRE_ABANDON = 13,
+    AS_WIRE_TYPE_COUNT
+} as_wire_type_t;
+
+typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
+typedef enum as_wire_role { AS_WIRE_CLIENT = 1, AS_WIRE_STORE = 2 } as_wire_role_t;
+
+// Statuses on the wire have numbers of their own, which never change.
+typedef enum as_wire_status {
+    AS_WIRE_OK = 0,
+    AS_WIRE_NOT_FOUND = 1,
+    AS_WIRE_EXISTS = 2,
+    AS_WIRE_BUSY = 3,
+    AS_WIRE_LIMIT = 4,
+    AS_WIRE_INVALID = 5,
+    AS_WIRE_LEASE = 6,
+    AS_WIRE_CHECKSUM = 7,
+    AS_WIRE_DENIED = 8,
+    AS_WIRE_FAILED = 9
+} as_wire_status_t;
+
+// offset bytes
+//      0     4  magic "ASRW"
+//      4     2  version of the data plane
+//      6     2  type
+//      8     8  request number
+typedef struct as_wire_head {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t type;
+    uint64_t request;
+} as_wire_head_t;
+_Static_assert(sizeof(as_wire_head_t) == 16, "layout on the wire");
+_Static_assert(offsetof(as_wire_head_t, type) == 6, "layout on the wire");
+_Static_assert(offsetof(as_wire_head_t, request) == 8, "layout on the wire");
+
+// HELLO
+//     16    16  instance id of the client, random
+//     32     4  role
+//     36     4  0
+typedef struct as_wire_hello {
+    as_wire_head_t head;
+    uint8_t instance_id[16];
+    uint32_t role;
+    uint32_t reserved;
+} as_wire_hello_t;
+_Static_assert(sizeof(as_wire_hello_t) == 40, "layout on the wire");
+_Static_assert(offsetof(as_wire_hello_t, role) == 32, "layout on the wire");
+
+// HELLO_REPLY; payload: the packed remote key of the pool, which may be empty
+//     16     4  status
+//     20     4  bytes of the packed remote key
+//     24     8  node id of the store
+//     32     8  incarnation of the store
+//     40     8  address of the pool, as LOCATED counts addresses
+//     48     8  bytes of the pool
+//     56     4  longest lease, ms
+//     60     4  keys of one LOCATE, at most
+//     64     4  READs in flight on one connection, at most
+//     68     4  bytes of one READ of several extents, at most
+typedef struct as_wire_hello_reply {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t rkey_bytes;
+    uint64_t node_id;
+    uint64_t incarnation;
+    uint64_t pool_address;
+    uint64_t pool_bytes;
+    uint32_t lease_ms_max;
+    uint32_t keys_max;
+    uint32_t reads_max;
+    uint32_t read_bytes_max;
+} as_wire_hello_reply_t;
+_Static_assert(sizeof(as_wire_hello_reply_t) == 72, "layout on the wire");
+_Static_assert(offsetof(as_wire_hello_reply_t, node_id) == 24, "layout on the wire");
+_Static_assert(offsetof(as_wire_hello_reply_t, lease_ms_max) == 56, "layout on the wire");
+
+// LOCATE; payload: key_count keys of 32 bytes
+//     16     4  number of keys, 1..256
+//     20     4  lease asked for, ms; 0: none, only look
+//     24     4  kind
+//     28     4  0
+typedef struct as_wire_locate {
+    as_wire_head_t head;
+    uint32_t key_count;
+    uint32_t lease_ms;
+    uint32_t kind;
+    uint32_t reserved;
+} as_wire_locate_t;
+_Static_assert(sizeof(as_wire_locate_t) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_locate_t, kind) == 24, "layout on the wire");
+
+// LOCATED; payload: key_count places, then crc_count checksums of 4 bytes
+//     16     4  status: OK even when no key was found
+//     20     4  number of places, as asked
+//     24     8  lease of all places that are OK; 0: none
+//     32     4  lease granted, ms, from when the store answered
+//     36     4  number of checksums
+typedef struct as_wire_located {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t key_count;
+    uint64_t lease_id;
+    uint32_t lease_ms;
+    uint32_t crc_count;
+} as_wire_located_t;
+_Static_assert(sizeof(as_wire_located_t) == 40, "layout on the wire");
+_Static_assert(offsetof(as_wire_located_t, lease_id) == 24, "layout on the wire");
+
+// One place of a LOCATED payload
+//      0     4  status
+//      4     4  layers
+//      8     4  bytes of an extent; layer i lies at address + i * extent bytes
+//     12     4  tokens
+//     16     8  address
+//     24     4  index of its first checksum; it has one for each layer
+//     28     4  0
+typedef struct as_wire_place {
+    uint32_t status;
+    uint32_t layers;
+    uint32_t extent_bytes;
+    uint32_t tokens;
+    uint64_t address;
+    uint32_t crc_first;
+    uint32_t reserved;
+} as_wire_place_t;
+_Static_assert(sizeof(as_wire_place_t) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_place_t, address) == 16, "layout on the wire");
+
+#define AS_WIRE_LOCATED_BYTES_MAX                                                                  \
+    (AS_WIRE_KEYS_MAX * (sizeof(as_wire_place_t) + AS_LAYERS_MAX * sizeof(uint32_t)))
+
+// RELEASE
+//     16     8  lease
+typedef struct as_wire_release {
+    as_wire_head_t head;
+    uint64_t lease_id;
+} as_wire_release_t;
+_Static_assert(sizeof(as_wire_release_t) == 24, "layout on the wire");
+
+// READ: of one layer of several blocks, or of several layers of one block
+//     16     8  lease
+//     24     4  first layer
+//     28     4  number of layers
+//     32     4  first block, as an index into the keys of the LOCATE that gave the lease
+//     36     4  number of blocks; this or the number of layers is 1, and their product at most 32
+typedef struct as_wire_read {
+    as_wire_head_t head;
+    uint64_t lease_id;
+    uint32_t layer_first;
+    uint32_t layer_count;
+    uint32_t index_first;
+    uint32_t index_count;
+} as_wire_read_t;
+_Static_assert(sizeof(as_wire_read_t) == 40, "layout on the wire");
+_Static_assert(offsetof(as_wire_read_t, index_first) == 32, "layout on the wire");
+
+// DATA; payload when OK: the extents one after the other, in the order asked
+//     16     4  status
+//     20     4  0
+typedef struct as_wire_data {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t reserved;
+} as_wire_data_t;
+_Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
+
+// RESERVE
+//     16    32  key
+//     48    32  parent key
+//     80    32  namespace key
+//    112     4  kind
+//    116     4  layers
+//    120     4  bytes of an extent
+//    124     4  tokens
+typedef struct as_wire_reserve {
+    as_wire_head_t head;
+    as_key_t key;
+    as_key_t parent;
+    as_key_t namespace_key;
+    uint32_t kind;
+    uint32_t layers;
+    uint32_t extent_bytes;
+    uint32_t tokens;
+} as_wire_reserve_t;
+_Static_assert(sizeof(as_wire_reserve_t) == 128, "layout on the wire");
+_Static_assert(offsetof(as_wire_reserve_t, kind) == 112, "layout on the wire");
+
+// RESERVED
+//     16     4  status: EXISTS when the block is there or is being written by another
+//     20     4  time until the reservation expires, ms
+//     24     8  ticket
+typedef struct as_wire_reserved {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t expires_ms;
+    uint64_t ticket;
+} as_wire_reserved_t;
+_Static_assert(sizeof(as_wire_reserved_t) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_reserved_t, ticket) == 24, "layout on the wire");
+
+// WRITE; payload: layers * extent bytes. ABANDON: no payload.
+//     16     8  ticket
+typedef struct as_wire_ticket {
+    as_wire_head_t head;
+    uint64_t ticket;
+} as_wire_ticket_t;
+_Static_assert(sizeof(as_wire_ticket_t) == 24, "layout on the wire");
+
+// COMMIT; payload: crc_count checksums of 4 bytes
+//     16     8  ticket
+//     24     4  number of checksums: the layers of the block
+//     28     4  0
+typedef struct as_wire_commit {
+    as_wire_head_t head;
+    uint64_t ticket;
+    uint32_t crc_count;
+    uint32_t reserved;
+} as_wire_commit_t;
+_Static_assert(sizeof(as_wire_commit_t) == 32, "layout on the wire");
+
+// COMMITTED
+//     16     4  status
+//     20     4  0
+typedef struct as_wire_committed {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t reserved;
+} as_wire_committed_t;
+_Static_assert(sizeof(as_wire_committed_t) == 24, "layout on the wire");
+
+// Bytes of the header of a type; 0 for an unknown type.
+static inline size_t as_wire_bytes(uint32_t type)
+{
+    static const uint8_t bytes[AS_WIRE_TYPE_COUNT] = {
+        [AS_WIRE_HELLO] = sizeof(as_wire_hello_t),
+        [AS_WIRE_HELLO_REPLY] = sizeof(as_wire_hello_reply_t),
+        [AS_WIRE_LOCATE] = sizeof(as_wire_locate_t),
+        [AS_WIRE_LOCATED] = sizeof(as_wire_located_t),
+        [AS_WIRE_READ] = sizeof(as_wire_read_t),
+        [AS_WIRE_DATA] = sizeof(as_wire_data_t),
+        [AS_WIRE_RELEASE] = sizeof(as_wire_release_t),
+        [AS_WIRE_RESERVE] = sizeof(as_wire_reserve_t),
+        [AS_WIRE_RESERVED] = sizeof(as_wire_reserved_t),
+        [AS_WIRE_WRITE] = sizeof(as_wire_ticket_t),
+        [AS_WIRE_COMMIT] = sizeof(as_wire_commit_t),
+        [AS_WIRE_COMMITTED] = sizeof(as_wire_committed_t),
+        [AS_WIRE_ABANDON] = sizeof(as_wire_ticket_t),
+    };
+    return type < AS_WIRE_TYPE_COUNT ? bytes[type] : 0;
+}
+
+static inline as_wire_head_t as_wire_head(as_wire_type_t type, uint64_t request)
+{
+    return (as_wire_head_t){AS_WIRE_MAGIC, AS_WIRE_VERSION, (uint16_t)type, request};
+}
+
+// Whether these bytes are a header of this version, of a known type and of exactly its length.
+// After true, the struct of head.type may be read.
+static inline bool as_wire_check(const void *header, size_t header_bytes)
+{
+    as_wire_head_t head;
+    if (!header || header_bytes < sizeof(head)) {
+        return false;
+    }
+    memcpy(&head, header, sizeof(head));
+    return head.magic == AS_WIRE_MAGIC && head.version == AS_WIRE_VERSION &&
+           as_wire_bytes(head.type) == header_bytes;
+}
+
+static inline as_wire_status_t as_wire_status_of(as_status_t status)
+{
+    switch (status) {
+    case AS_OK:
+        return AS_WIRE_OK;
+    case AS_ERR_NOT_FOUND:
+        return AS_WIRE_NOT_FOUND;
+    case AS_ERR_EXISTS:
+        return AS_WIRE_EXISTS;
+    case AS_ERR_BUSY:
+    case AS_ERR_NO_MEMORY:
+        return AS_WIRE_BUSY;
+    case AS_ERR_LIMIT:
+        return AS_WIRE_LIMIT;
+    case AS_ERR_INVALID:
+        return AS_WIRE_INVALID;
+    case AS_ERR_LEASE:
+        return AS_WIRE_LEASE;
+    case AS_ERR_CHECKSUM:
+        return AS_WIRE_CHECKSUM;
+    case AS_ERR_DENIED:
+        return AS_WIRE_DENIED;
+    default:
+        return AS_WIRE_FAILED;
+    }
+}
+
+// A number that no version knows is a failure of the peer.
+static inline as_status_t as_wire_status_to(uint32_t status)
+{
+    static const as_status_t known[] = {
+        [AS_WIRE_OK] = AS_OK,
+        [AS_WIRE_NOT_FOUND] = AS_ERR_NOT_FOUND,
+        [AS_WIRE_EXISTS] = AS_ERR_EXISTS,
+        [AS_WIRE_BUSY] = AS_ERR_BUSY,
+        [AS_WIRE_LIMIT] = AS_ERR_LIMIT,
+        [AS_WIRE_INVALID] = AS_ERR_INVALID,
+        [AS_WIRE_LEASE] = AS_ERR_LEASE,
+        [AS_WIRE_CHECKSUM] = AS_ERR_CHECKSUM,
+        [AS_WIRE_DENIED] = AS_ERR_DENIED,
+        [AS_WIRE_FAILED] = AS_ERR_IO,
+    };
+    return status < sizeof(known) / sizeof(known[0]) ? known[status] : AS_ERR_PROTOCOL;
+}
+
+#endif
