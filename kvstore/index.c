@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+// The index: entries, their states, and the three orders that they are in.
+//
+// Entries are an array; links are indices into it. An entry is in the bucket of its key from
+// RESERVED until DYING, so that a key is held by one writer and is free again once its block is
+// condemned. While SEALED it is also in the bucket of its parent's key (which blocks continue this
+// one?) and in the order of eviction. The first block of a chain has the namespace as its parent
+// and is in no bucket of parents: nothing asks for the children of a namespace.
+//
+// A block's checksums lie behind its extents, in the pool: so they are bounded with it.
+#include "kvstore/index.h"
+
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/mem.h"
+#include "proto/wire.h"
+
+#define NONE UINT32_MAX
+
+struct kvs_index {
+    kvs_index_options_t options;
+    uint32_t mask; // buckets - 1
+    uint32_t *by_key, *by_parent;
+    kvs_block_t *blocks;
+    uint32_t unused;
+    uint32_t oldest, newest;
+    uint32_t counts[KVS_DYING + 1];
+    uint64_t pins;
+    kvs_event_fn listener;
+    void *listener_ctx;
+};
+
+static uint32_t bucket_of(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+{
+    return (uint32_t)(as_key_hash(key) ^ (uint64_t)kind * 0x9e3779b9u) & index->mask;
+}
+
+static kvs_block_t *at(const kvs_index_t *index, uint32_t id)
+{
+    return &index->blocks[id];
+}
+
+static void set_state(kvs_index_t *index, kvs_block_t *block, kvs_state_t state)
+{
+    index->counts[block->state]--;
+    index->counts[state]++;
+    block->state = state;
+}
+
+as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **index_p)
+{
+    uint32_t buckets = 1;
+    while (buckets < options->blocks_max && buckets < 1u << 30) {
+        buckets *= 2;
+    }
+    kvs_index_t *index = as_mem_zalloc(1, sizeof(*index));
+    if (!index) {
+        return AS_ERR_NO_MEMORY;
+    }
+    index->options = *options;
+    index->mask = buckets - 1;
+    index->by_key = as_mem_alloc(buckets * sizeof(uint32_t));
+    index->by_parent = as_mem_alloc(buckets * sizeof(uint32_t));
+    index->blocks = as_mem_zalloc(options->blocks_max, sizeof(kvs_block_t));
+    if (!index->by_key || !index->by_parent || !index->blocks) {
+        as_mem_free(index->by_key);
+        as_mem_free(index->by_parent);
+        as_mem_free(index->blocks);
+        as_mem_free(index);
+        return AS_ERR_NO_MEMORY;
+    }
+    memset(index->by_key, 0xff, buckets * sizeof(uint32_t));
+    memset(index->by_parent, 0xff, buckets * sizeof(uint32_t));
+    for (uint32_t i = 0; i < options->blocks_max; i++) {
+        index->blocks[i].key_next = i + 1 < options->blocks_max ? i + 1 : NONE;
+    }
+    index->oldest = index->newest = NONE;
+    index->counts[KVS_ABSENT] = options->blocks_max;
+    *index_p = index;
+    return AS_OK;
+}
+
+void kvs_index_free(kvs_index_t *index)
+{
+    if (!index) {
+        return;
+    }
+    AS_ASSERT(index->pins == 0 && index->counts[KVS_DYING] == 0);
+    as_mem_free(index->by_key);
+    as_mem_free(index->by_parent);
+    as_mem_free(index->blocks);
+    as_mem_free(index);
+}
+
+void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx)
+{
+    index->listener = fn;
+    index->listener_ctx = ctx;
+}
+
+static void tell(const kvs_index_t *index, kvs_event_t event, const kvs_block_t *block)
+{
+    if (index->listener && block->spec.kind == AS_WIRE_FULL) {
+        index->listener(index->listener_ctx, event, &block->spec.key);
+    }
+}
+
+// ---- finding
+
+static kvs_block_t *find_any(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+{
+    uint32_t id = index->by_key[bucket_of(index, key, kind)];
+    while (id != NONE &&
+           (at(index, id)->spec.kind != kind || !as_key_equal(&at(index, id)->spec.key, key))) {
+        id = at(index, id)->key_next;
+    }
+    return id == NONE ? NULL : at(index, id);
+}
+
+kvs_block_t *kvs_index_find(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+{
+    kvs_block_t *block = find_any(index, key, kind);
+    return block && block->state == KVS_SEALED ? block : NULL;
+}
+
+uint32_t kvs_index_blocks_max(const kvs_index_t *index)
+{
+    return index->options.blocks_max;
+}
+
+kvs_block_t *kvs_index_at(const kvs_index_t *index, uint32_t i)
+{
+    AS_ASSERT(i < index->options.blocks_max);
+    return at(index, i);
+}
+
+uint32_t kvs_index_id(const kvs_index_t *index, const kvs_block_t *block)
+{
+    return (uint32_t)(block - index->blocks);
+}
+
+uint8_t *kvs_index_extent(const kvs_index_t *index, const kvs_block_t *block, uint32_t layer)
+{
+    AS_ASSERT(layer < block->spec.layers && block->state != KVS_ABSENT);
+    return index->options.memory + block->offset + (size_t)layer * block->spec.extent_bytes;
+}
+
+// Where the checksums begin, counted from the first extent.
+static size_t crcs_at(size_t bytes)
+{
+    return (bytes + sizeof(uint32_t) - 1) / sizeof(uint32_t) * sizeof(uint32_t);
+}
+
+uint32_t *kvs_index_crcs(const kvs_index_t *index, const kvs_block_t *block)
+{
+    return (uint32_t *)(void *)(index->options.memory + block->offset + crcs_at(block->bytes));
+}
+
+uint32_t kvs_index_count(const kvs_index_t *index, kvs_state_t state)
+{
+    return index->counts[state];
+}
+
+uint64_t kvs_index_pins(const kvs_index_t *index)
+{
+    return index->pins;
+}
+
+// ---- changing state
+
+as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_block_t **block_p)
+{
+    AS_ASSERT(spec->layers > 0 && spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0);
+    if (find_any(index, &spec->key, spec->kind)) {
+        return AS_ERR_EXISTS;
+    }
+    if (index->unused == NONE) {
+        return AS_ERR_BUSY;
+    }
+    size_t bytes = (size_t)spec->layers * spec->extent_bytes;
+    size_t offset;
+    uint32_t run = kvs_pool_take(index->options.pool,
+                                 crcs_at(bytes) + spec->layers * sizeof(uint32_t), &offset);
+    if (run == KVS_POOL_NONE) {
+        return AS_ERR_BUSY;
+    }
+    uint32_t id = index->unused;
+    kvs_block_t *block = at(index, id);
+    AS_ASSERT(block->state == KVS_ABSENT);
+    index->unused = block->key_next;
+    uint32_t *bucket = &index->by_key[bucket_of(index, &spec->key, spec->kind)];
+    *block = (kvs_block_t){.spec = *spec,
+                           .offset = offset,
+                           .bytes = bytes,
+                           .run = run,
+                           .key_next = *bucket,
+                           .child_prev = NONE,
+                           .child_next = NONE,
+                           .older = NONE,
+                           .newer = NONE};
+    *bucket = id;
+    set_state(index, block, KVS_RESERVED);
+    *block_p = block;
+    return AS_OK;
+}
+
+void kvs_index_fill(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state == KVS_RESERVED);
+    set_state(index, block, KVS_FILLING);
+}
+
+static bool is_root(const kvs_block_t *block)
+{
+    return as_key_equal(&block->spec.parent, &block->spec.namespace_key);
+}
+
+static void children_insert(kvs_index_t *index, kvs_block_t *block)
+{
+    if (is_root(block)) {
+        return;
+    }
+    uint32_t id = kvs_index_id(index, block);
+    uint32_t *bucket = &index->by_parent[bucket_of(index, &block->spec.parent, block->spec.kind)];
+    block->child_prev = NONE;
+    block->child_next = *bucket;
+    if (*bucket != NONE) {
+        at(index, *bucket)->child_prev = id;
+    }
+    *bucket = id;
+}
+
+static void children_remove(kvs_index_t *index, kvs_block_t *block)
+{
+    if (is_root(block)) {
+        return;
+    }
+    if (block->child_next != NONE) {
+        at(index, block->child_next)->child_prev = block->child_prev;
+    }
+    if (block->child_prev != NONE) {
+        at(index, block->child_prev)->child_next = block->child_next;
+    } else {
+        index->by_parent[bucket_of(index, &block->spec.parent, block->spec.kind)] =
+            block->child_next;
+    }
+}
+
+static void order_insert_newest(kvs_index_t *index, kvs_block_t *block)
+{
+    uint32_t id = kvs_index_id(index, block);
+    block->older = index->newest;
+    block->newer = NONE;
+    if (index->newest != NONE) {
+        at(index, index->newest)->newer = id;
+    } else {
+        index->oldest = id;
+    }
+    index->newest = id;
+}
+
+static void order_insert_oldest(kvs_index_t *index, kvs_block_t *block)
+{
+    uint32_t id = kvs_index_id(index, block);
+    block->newer = index->oldest;
+    block->older = NONE;
+    if (index->oldest != NONE) {
+        at(index, index->oldest)->older = id;
+    } else {
+        index->newest = id;
+    }
+    index->oldest = id;
+}
+
+static void order_remove(kvs_index_t *index, kvs_block_t *block)
+{
+    if (block->older != NONE) {
+        at(index, block->older)->newer = block->newer;
+    } else {
+        index->oldest = block->newer;
+    }
+    if (block->newer != NONE) {
+        at(index, block->newer)->older = block->older;
+    } else {
+        index->newest = block->older;
+    }
+}
+
+void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
+{
+    AS_ASSERT(block->state == KVS_FILLING && block->pins == 0);
+    set_state(index, block, KVS_SEALED);
+    block->sealed_us = now_us;
+    children_insert(index, block);
+    order_insert_newest(index, block);
+    tell(index, KVS_BLOCK_ADDED, block);
+}
+
+static void key_remove(kvs_index_t *index, kvs_block_t *block)
+{
+    uint32_t id = kvs_index_id(index, block);
+    uint32_t *link = &index->by_key[bucket_of(index, &block->spec.key, block->spec.kind)];
+    while (*link != id) {
+        AS_ASSERT(*link != NONE);
+        link = &at(index, *link)->key_next;
+    }
+    *link = block->key_next;
+}
+
+// DYING -> ABSENT, once nothing holds it.
+static void free_if_unheld(kvs_index_t *index, kvs_block_t *block)
+{
+    if (block->state != KVS_DYING || block->pins > 0 || block->leases > 0) {
+        return;
+    }
+    kvs_pool_give(index->options.pool, block->run);
+    set_state(index, block, KVS_ABSENT);
+    block->key_next = index->unused;
+    index->unused = kvs_index_id(index, block);
+}
+
+void kvs_index_doom(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state == KVS_RESERVED || block->state == KVS_FILLING ||
+              block->state == KVS_SEALED);
+    bool was_sealed = block->state == KVS_SEALED;
+    key_remove(index, block);
+    if (was_sealed) {
+        children_remove(index, block);
+        order_remove(index, block);
+    }
+    set_state(index, block, KVS_DYING);
+    if (was_sealed) {
+        tell(index, KVS_BLOCK_REMOVED, block);
+    }
+    free_if_unheld(index, block);
+}
+
+// ---- holding
+
+void kvs_index_pin(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state != KVS_ABSENT);
+    block->pins++;
+    index->pins++;
+}
+
+void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state != KVS_ABSENT && block->pins > 0);
+    block->pins--;
+    index->pins--;
+    free_if_unheld(index, block);
+}
+
+void kvs_index_lease(kvs_index_t *index, kvs_block_t *block)
+{
+    (void)index;
+    AS_ASSERT(block->state == KVS_SEALED);
+    block->leases++;
+    block->uses++;
+    block->heat += block->heat < KVS_HEAT_MAX;
+}
+
+void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT((block->state == KVS_SEALED || block->state == KVS_DYING) && block->leases > 0);
+    block->leases--;
+    free_if_unheld(index, block);
+}
+
+// ---- order of eviction
+
+kvs_block_t *kvs_index_oldest(const kvs_index_t *index)
+{
+    return index->oldest == NONE ? NULL : at(index, index->oldest);
+}
+
+void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state == KVS_SEALED);
+    order_remove(index, block);
+    order_insert_newest(index, block);
+}
+
+void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state == KVS_SEALED);
+    order_remove(index, block);
+    order_insert_oldest(index, block);
+}
+
+void kvs_index_cool(kvs_block_t *block)
+{
+    AS_ASSERT(block->heat > 0);
+    block->heat--;
+}
+
+kvs_block_t *kvs_index_child(const kvs_index_t *index, const kvs_block_t *parent)
+{
+    uint32_t id = index->by_parent[bucket_of(index, &parent->spec.key, parent->spec.kind)];
+    while (id != NONE && (at(index, id)->spec.kind != parent->spec.kind ||
+                          !as_key_equal(&at(index, id)->spec.parent, &parent->spec.key))) {
+        id = at(index, id)->child_next;
+    }
+    return id == NONE ? NULL : at(index, id);
+}

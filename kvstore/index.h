@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// The index: every block of the store by key, with the order of eviction and the children of each
+// block. The one place where a block changes its state; the life of a block is drawn in kvstore.h.
+#ifndef KVS_INDEX_H
+#define KVS_INDEX_H
+
+#include <stdbool.h>
+#include "common/block.h"
+#include "kvstore/kvstore.h"
+#include "kvstore/pool.h"
+
+typedef enum kvs_state { KVS_ABSENT, KVS_RESERVED, KVS_FILLING, KVS_SEALED, KVS_DYING } kvs_state_t;
+
+#define KVS_HEAT_MAX 3u // chances against eviction that uses can earn a block
+
+// What a block is, as its writer says.
+typedef struct kvs_spec {
+    as_key_t key, parent, namespace_key;
+    uint32_t kind; // as_wire_kind_t
+    uint32_t layers, extent_bytes, tokens;
+} kvs_spec_t;
+
+// Fields below `spec` are read by all and written by index.c only.
+typedef struct kvs_block {
+    kvs_spec_t spec;
+    size_t offset; // in the pool; the extents, then a checksum for each
+    size_t bytes;  // of the extents
+    kvs_state_t state;
+    uint32_t run; // of the pool
+    uint32_t pins, leases;
+    uint32_t heat; // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint64_t uses;
+    uint64_t sealed_us;
+    uint32_t key_next;               // same bucket by key; or next unused entry
+    uint32_t child_prev, child_next; // same bucket by parent
+    uint32_t older, newer;           // order of eviction
+} kvs_block_t;
+
+typedef struct kvs_index kvs_index_t;
+
+typedef struct kvs_index_options {
+    uint32_t blocks_max;
+    uint8_t *memory; // the pool's bytes
+    kvs_pool_t *pool;
+} kvs_index_options_t;
+
+as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **index_p) AS_MUST_USE;
+// Every pin and lease must have ended. NULL is fine.
+void kvs_index_free(kvs_index_t *index);
+void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx); // hears of full blocks
+
+// ---- finding
+kvs_block_t *kvs_index_find(const kvs_index_t *index, const as_key_t *key,
+                            uint32_t kind); // SEALED, or NULL
+uint32_t kvs_index_blocks_max(const kvs_index_t *index);
+kvs_block_t *kvs_index_at(const kvs_index_t *index,
+                          uint32_t i); // i below blocks_max; may be ABSENT
+uint32_t kvs_index_id(const kvs_index_t *index, const kvs_block_t *block);
+uint8_t *kvs_index_extent(const kvs_index_t *index, const kvs_block_t *block, uint32_t layer);
+uint32_t *kvs_index_crcs(const kvs_index_t *index, const kvs_block_t *block);
+uint32_t kvs_index_count(const kvs_index_t *index, kvs_state_t state);
+uint64_t kvs_index_pins(const kvs_index_t *index); // of all blocks
+
+// ---- changing state
+// ABSENT -> RESERVED. AS_ERR_EXISTS: the key is sealed or being written; AS_ERR_BUSY: no memory or
+// no entry.
+as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec,
+                              kvs_block_t **block_p) AS_MUST_USE;
+void kvs_index_fill(kvs_index_t *index, kvs_block_t *block);                  // RESERVED -> FILLING
+void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us); // FILLING -> SEALED
+// Any but ABSENT and DYING -> DYING, and ABSENT at once when nothing holds it: the pointer is dead
+// then.
+void kvs_index_doom(kvs_index_t *index, kvs_block_t *block);
+
+// ---- holding
+void kvs_index_pin(kvs_index_t *index, kvs_block_t *block);
+void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block); // may free a DYING block
+void kvs_index_lease(kvs_index_t *index, kvs_block_t *block); // counts as a use
+void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block);
+
+// ---- order of eviction, of SEALED blocks
+kvs_block_t *kvs_index_oldest(const kvs_index_t *index); // NULL when there is none
+void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block);
+void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block);
+void kvs_index_cool(kvs_block_t *block); // takes one use away
+kvs_block_t *kvs_index_child(const kvs_index_t *index,
+                             const kvs_block_t *parent); // a SEALED one, or NULL
+
+#endif

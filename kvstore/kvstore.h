@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store node: blocks of KV cache in a bounded, registered pool of RAM, named by content.
+//
+// Life of a block. An entry of the index is in one state, and only index.c moves it:
+//
+//              kvs_index_reserve           kvs_index_fill            kvs_index_seal
+//     ABSENT ────────────────────> RESERVED ─────────────> FILLING ────────────────> SEALED
+//        ^                             │                      │                         │
+//        │                             │   kvs_index_doom     │                         │
+//        kvs_index_doom │                             └──────────┬───────────┘ │ (evict, drop) │
+//        last unpin or unlease         v                                     │
+//        └───────────────────────────────────── DYING <─────────────────────────────────┘
+//
+//   RESERVED  its memory is allocated and its key is taken, but nobody can find it. Held by one
+//   writer's ticket. FILLING   the network writes its bytes: the only state in which bytes change.
+//   Held by the same ticket. SEALED    whole and checked. Found by LOCATE; its bytes never change
+//   again. DYING     unknown to the index, so that its key is free for another; its memory waits
+//   for the last pin or lease.
+//
+// A pin (a count) or a lease (a count with a deadline, kept in lease.c) is needed to touch bytes:
+// the network pins what it sends or receives, a remote reader holds a lease. DYING waits for both
+// and is freed with the last of them. A seal is refused when the bytes do not have the promised
+// checksums (put.c); a reservation that is not committed by its deadline, or whose connection ends,
+// is doomed.
+//
+// Threads: a store lives on one loop; all calls are on its thread. Limits: bytes (`ram_bytes`),
+// blocks (`blocks_max`), leases, reservations, reads, locates and connections are all bounded; over
+// a bound the peer is told BUSY.
+#ifndef KVS_KVSTORE_H
+#define KVS_KVSTORE_H
+
+#include <stdbool.h>
+#include "common/block.h"
+#include "common/net.h"
+#include "common/rpc.h"
+
+typedef struct kvs_store kvs_store_t;
+typedef struct kvs_report kvs_report_t;
+
+typedef struct kvs_store_options {
+    as_loop_t *loop;
+    // Makes the net on which the store listens: real or simulated.
+    as_status_t (*net_alloc)(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
+                             as_net_t **net_p);
+    void *net_ctx;
+    const char *data_address; // "host:port", port 0 picks one
+    uint8_t instance_id[16];  // names the node; its first 8 bytes, little-endian, are the node id.
+                              // All 0: random
+    uint64_t incarnation;     // grows with each start of the same instance
+    size_t ram_bytes;         // the pool, checksums included
+    uint32_t blocks_max;      // 0: from ram_bytes, one for each 16 KiB, between 1024 and 1 Mi
+    uint32_t leases_max;
+    uint32_t reservations_max;
+    uint32_t reads_max; // READs being sent, of all connections
+    uint32_t connections_max;
+    uint64_t lease_us_max;
+    uint64_t reservation_us;
+    uint32_t evict_high_percent; // above this share of the pool eviction begins
+    uint32_t evict_low_percent;  // and at this it ends
+} kvs_store_options_t;
+
+typedef struct kvs_stat {
+    uint64_t ram_bytes_used, ram_bytes_max;
+    uint64_t blocks;       // sealed
+    uint64_t dying;        // condemned, waiting for their last pin or lease
+    uint64_t leases, pins; // pins: sum over all entries
+    uint64_t reservations;
+    uint64_t hits, misses; // keys located
+    uint64_t bytes_read;   // sent; one-sided readers do not tell
+    uint64_t bytes_written;
+    uint64_t evictions;
+    uint64_t checksum_failures; // commits refused
+    uint64_t connections;
+    double fragmentation; // 1 - largest free run / free bytes; 0 when nothing is free
+} kvs_stat_t;
+
+// What became of a block: for the scheduler's directory.
+typedef enum kvs_event { KVS_BLOCK_ADDED, KVS_BLOCK_REMOVED } kvs_event_t;
+typedef void (*kvs_event_fn)(void *ctx, kvs_event_t event, const as_key_t *key);
+
+// Fills the defaults (everything but loop, net and ram_bytes).
+void kvs_store_options_init(kvs_store_options_t *options);
+// Starts serving on data_address. AS_ERR_CONFIG names what is wrong with the options in the log.
+as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **store_p) AS_MUST_USE;
+// Ends every connection, lease and reservation. NULL is fine.
+void kvs_store_free(kvs_store_t *store);
+const char *kvs_store_address(const kvs_store_t *store); // of the data port
+uint64_t kvs_store_node_id(const kvs_store_t *store);
+void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p);
+// One listener; NULL function takes it away. Called from inside the store's work: it must not call
+// back into it.
+void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);
+// Forgets one block (false: there is none), or all; returns how many.
+bool kvs_store_drop(kvs_store_t *store, const as_key_t *key);
+uint64_t kvs_store_drop_all(kvs_store_t *store);
+
+// The admin service (proto/kvstore.proto), for as_rpc_server_add; lives as long as the store.
+ProtobufCService *kvs_admin_service(kvs_store_t *store);
+
+// Tells the scheduler about the store (report.c): joins, with retries and backoff, sends heartbeats
+// and block events. The store serves whether or not a scheduler answers. Free before the store and
+// before the client.
+typedef struct kvs_report_options {
+    kvs_store_t *store;
+    as_rpc_client_t *scheduler;             // of the service Scheduler
+    const char *name;                       // for people; may be NULL
+    const char *data_address;               // as others reach it; NULL: kvs_store_address
+    const char *rpc_address, *http_address; // may be NULL
+    uint64_t call_timeout_us;               // 0: 2 s
+    uint64_t retry_us_min, retry_us_max;    // backoff of joins; 0: 100 ms and 5 s
+} kvs_report_options_t;
+
+as_status_t kvs_report_alloc(const kvs_report_options_t *options,
+                             kvs_report_t **report_p) AS_MUST_USE;
+void kvs_report_free(kvs_report_t *report); // NULL is fine
+// Joined, all blocks told and nothing waits to be told.
+bool kvs_report_is_settled(const kvs_report_t *report);
+
+#endif
