@@ -74,7 +74,7 @@ void as_option_complain(const as_option_text_t *text, const char *value)
         [AS_OPTION_DURATION] = "a time with its unit, such as 1500us, 250ms, 10s, 2m or 1h",
         [AS_OPTION_DOUBLE] = "a number",
         [AS_OPTION_STRING] = "a text",
-        [AS_OPTION_LIST] = "texts separated by commas, none of them empty",
+        [AS_OPTION_LIST] = "texts separated by commas, none of them empty (or nothing: an empty list)",
     };
     fprintf(stderr, "%s: --%s: '%s' (", text->options->program, text->option->name, value);
     print_source(text);
@@ -201,8 +201,9 @@ static size_t list_length(const char *const *list)
 static as_status_t store_list(const as_option_text_t *text, const char *value, bool restart)
 {
     const char ***list_p = text->option->value;
+    const char *whole = value;
     size_t before = restart ? 0 : list_length(*list_p);
-    size_t items = 1;
+    size_t items = *value != '\0'; // an empty text is an empty list
     for (const char *c = value; *c; c++) {
         items += *c == ',';
     }
@@ -221,7 +222,7 @@ static as_status_t store_list(const as_option_text_t *text, const char *value, b
     for (size_t i = 0; i < items; i++) {
         size_t bytes = strcspn(value, ",");
         if (bytes == 0) {
-            as_option_complain(text, value);
+            as_option_complain(text, whole);
             return AS_ERR_INVALID;
         }
         list[before + i] = as_options_keep(value, bytes);
