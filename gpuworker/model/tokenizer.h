@@ -9,30 +9,44 @@
 #include "common/status.h"
 
 typedef struct gpw_tokenizer gpw_tokenizer_t;
+struct gpw_gguf;
+
+// Builds the tokenizer of an open file; nothing of the file is needed afterwards. AS_ERR_INVALID
+// (damaged tables), AS_ERR_UNSUPPORTED (model or pre-tokenizer, named in `error` of
+// GPW_GGUF_ERROR_BYTES), AS_ERR_NO_MEMORY.
+as_status_t gpw_tokenizer_alloc(const struct gpw_gguf *gguf, char *error,
+                                gpw_tokenizer_t **tokenizer_p) AS_MUST_USE;
+void gpw_tokenizer_free(gpw_tokenizer_t *tokenizer);
 
 typedef struct gpw_encode_options {
-    bool add_bos;       // as the model's own setting says, if it wants one
-    bool parse_special; // text such as "<|im_start|>" becomes its control token (chat templates only)
+    bool add_bos; // as the model's own setting says, if it wants one; never a second one before a
+                  // parsed BOS
+    bool parse_special; // text such as "<|im_start|>" becomes its control token (chat templates
+                        // only)
 } gpw_encode_options_t;
 
-// Tokens of `text`. Writes at most tokens_max and AS_ERR_LIMIT beyond; count_p gets the count. Any bytes are accepted.
-// Thread-safe (the tokenizer is immutable).
-as_status_t gpw_tokenizer_encode(const gpw_tokenizer_t *tokenizer, const char *text, size_t text_bytes,
-                                 gpw_encode_options_t options, int32_t *tokens, size_t tokens_max,
-                                 size_t *count_p) AS_MUST_USE;
+// Tokens of `text`. Writes at most tokens_max and AS_ERR_LIMIT beyond; count_p gets the count. Any
+// bytes are accepted; those that the vocabulary cannot express are left out, as the models' own
+// tokenizers do. Thread-safe (the tokenizer is immutable). O(n log n) in the text.
+as_status_t gpw_tokenizer_encode(const gpw_tokenizer_t *tokenizer, const char *text,
+                                 size_t text_bytes, gpw_encode_options_t options, int32_t *tokens,
+                                 size_t tokens_max, size_t *count_p) AS_MUST_USE;
 // Bytes of one token: may be part of a UTF-8 character; control tokens give "" unless `special`.
-size_t gpw_tokenizer_decode(const gpw_tokenizer_t *tokenizer, int32_t token, bool special, char *text,
-                            size_t text_bytes_max);
-bool gpw_tokenizer_is_end(const gpw_tokenizer_t *tokenizer, int32_t token); // EOS, EOT, <|im_end|> ...
+// Writes at most text_bytes_max bytes, without a NUL, and returns the token's whole length.
+size_t gpw_tokenizer_decode(const gpw_tokenizer_t *tokenizer, int32_t token, bool special,
+                            char *text, size_t text_bytes_max);
+bool gpw_tokenizer_is_end(const gpw_tokenizer_t *tokenizer,
+                          int32_t token); // EOS, EOT, <|im_end|> ...
 int32_t gpw_tokenizer_vocab(const gpw_tokenizer_t *tokenizer);
 
 typedef struct gpw_chat_message {
     const char *role;
     const char *content;
 } gpw_chat_message_t;
-// The prompt text of a conversation by the model's chat template, with the assistant's turn opened; as_mem_free it.
-// AS_ERR_UNSUPPORTED when the template is of no known family; AS_ERR_INVALID for an unknown role.
-as_status_t gpw_tokenizer_chat(const gpw_tokenizer_t *tokenizer, const gpw_chat_message_t *messages, size_t count,
-                               char **prompt_p) AS_MUST_USE;
+// The prompt text of a conversation by the model's chat template, with the assistant's turn opened;
+// as_mem_free it. Encode it with parse_special. AS_ERR_UNSUPPORTED when the template is of no known
+// family; AS_ERR_INVALID for an unknown role, or an order of roles that the template forbids.
+as_status_t gpw_tokenizer_chat(const gpw_tokenizer_t *tokenizer, const gpw_chat_message_t *messages,
+                               size_t count, char **prompt_p) AS_MUST_USE;
 
 #endif

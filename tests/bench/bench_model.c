@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Speed of the forward pass alone: prefill of one prompt, then decoding after it, with a full cache
+// in memory.
+//
+// bench_model --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--repeat N] prints
+// one line of JSON: the best of the repeats, as tests/bench/llama_cpp.py does for llama.cpp, and
+// the time to load.
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/mem.h"
+#include "gpuworker/model/choose.h"
+#include "gpuworker/model/forward.h"
+
+#define PAGE_TOKENS 64u
+
+typedef struct bench {
+    const char *path;
+    uint32_t threads, prompt, decode, repeat;
+    gpw_model_t *model;
+    const krn_ops_t *ops;
+    krn_pool_t *pool;
+    gpw_forward_t *forward;
+    krn_f16 *cache; // [layer][page][K or V][kv head][token][dim]
+    krn_page_t *pages;
+    void *scratch;
+    uint32_t pages_max;
+    uint32_t tokens; // cached before the pass
+} bench_t;
+
+static double now_s(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static size_t part_elements(const gpw_model_t *model)
+{
+    return (size_t)model->kv_heads * PAGE_TOKENS * model->head_dim;
+}
+
+static krn_f16 *page_at(const bench_t *bench, uint32_t layer, uint32_t page)
+{
+    return bench->cache +
+           ((size_t)layer * bench->pages_max + page) * 2 * part_elements(bench->model);
+}
+
+static void store(const bench_t *bench, uint32_t layer, uint32_t position, const krn_f16 *k,
+                  const krn_f16 *v)
+{
+    const gpw_model_t *model = bench->model;
+    krn_f16 *page = page_at(bench, layer, position / PAGE_TOKENS);
+    for (uint32_t head = 0; head < model->kv_heads; head++) {
+        size_t to = ((size_t)head * PAGE_TOKENS + position % PAGE_TOKENS) * model->head_dim;
+        size_t from = (size_t)head * model->head_dim;
+        memcpy(page + to, k + from, model->head_dim * sizeof(*k));
+        memcpy(page + part_elements(model) + to, v + from, model->head_dim * sizeof(*v));
+    }
+}
+
+static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, const float *q,
+                   const krn_f16 *k, const krn_f16 *v, float *out)
+{
+    bench_t *bench = ctx;
+    const gpw_model_t *model = bench->model;
+    size_t kv = (size_t)model->kv_heads * model->head_dim;
+    int32_t positions[GPW_FORWARD_CHUNK_ROWS];
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t position = bench->tokens + row0 + row;
+        positions[row] = (int32_t)position;
+        store(bench, layer, position, k + row * kv, v + row * kv);
+    }
+    uint32_t pages = (bench->tokens + row0 + rows + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    for (uint32_t i = 0; i < pages; i++) {
+        krn_f16 *page = page_at(bench, layer, i);
+        bench->pages[i] = (krn_page_t){.k = page, .v = page + part_elements(model), .index = i};
+    }
+    krn_attention_args_t args = {.rows = rows,
+                                 .q_heads = model->q_heads,
+                                 .kv_heads = model->kv_heads,
+                                 .dim = model->head_dim,
+                                 .capacity = PAGE_TOKENS,
+                                 .scale = 1.0f / __builtin_sqrtf((float)model->head_dim),
+                                 .q = q,
+                                 .positions = positions,
+                                 .pages = bench->pages,
+                                 .page_count = pages};
+    krn_attention(bench->ops, bench->pool, &args, out, NULL, bench->scratch);
+}
+
+static void pass(bench_t *bench, const int32_t *tokens, uint32_t rows, float *logits)
+{
+    int32_t *positions = as_mem_alloc(rows * sizeof(*positions));
+    for (uint32_t row = 0; row < rows; row++) {
+        positions[row] = (int32_t)(bench->tokens + row);
+    }
+    gpw_forward_begin(bench->forward, tokens, positions, rows);
+    while (gpw_forward_next_layer(bench->forward) < bench->model->layers) {
+        gpw_forward_layer(bench->forward, attend, bench);
+    }
+    uint32_t last = rows - 1;
+    gpw_forward_logits(bench->forward, &last, 1, logits);
+    bench->tokens += rows;
+    as_mem_free(positions);
+}
+
+static void run_once(bench_t *bench, double *prefill_p, double *decode_p)
+{
+    const gpw_choose_params_t greedy = {0};
+    float *logits = as_mem_alloc(bench->model->vocab * sizeof(float));
+    int32_t *tokens = as_mem_alloc(bench->prompt * sizeof(int32_t));
+    for (uint32_t i = 0; i < bench->prompt; i++) {
+        tokens[i] = (int32_t)((i * 7919u + 13) % bench->model->vocab);
+    }
+    bench->tokens = 0;
+    double start = now_s();
+    pass(bench, tokens, bench->prompt, logits);
+    double middle = now_s();
+    for (uint32_t i = 0; i < bench->decode; i++) {
+        int32_t token = gpw_choose(logits, bench->model->vocab, bench->tokens, &greedy, NULL);
+        pass(bench, &token, 1, logits);
+    }
+    double end = now_s();
+    double prefill = bench->prompt / (middle - start), decode = bench->decode / (end - middle);
+    *prefill_p = prefill > *prefill_p ? prefill : *prefill_p;
+    *decode_p = decode > *decode_p ? decode : *decode_p;
+    as_mem_free(tokens);
+    as_mem_free(logits);
+}
+
+static int set_up(bench_t *bench)
+{
+    char error[256] = "";
+    gpw_model_options_t options = {.path = bench->path};
+    if (gpw_model_load(&options, error, sizeof(error), &bench->model) != AS_OK) {
+        fprintf(stderr, "bench_model: %s\n", error);
+        return 0;
+    }
+    const gpw_model_t *model = bench->model;
+    uint32_t tokens = bench->prompt + bench->decode;
+    bench->ops = krn_cpu();
+    bench->pages_max = (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    size_t elements = (size_t)model->layers * bench->pages_max * 2 * part_elements(model);
+    bench->cache = as_mem_zalloc(elements, sizeof(krn_f16));
+    bench->pages = as_mem_zalloc(bench->pages_max, sizeof(krn_page_t));
+    uint32_t rows = bench->prompt < GPW_FORWARD_CHUNK_ROWS ? bench->prompt : GPW_FORWARD_CHUNK_ROWS;
+    bench->scratch =
+        as_mem_aligned(64, krn_attention_scratch_bytes(rows, model->q_heads, model->head_dim));
+    return bench->ops && bench->cache && bench->pages && bench->scratch &&
+           tokens <= model->context_max && krn_pool_alloc(bench->threads, &bench->pool) == AS_OK &&
+           gpw_forward_alloc(model, bench->ops, bench->pool, bench->prompt, &bench->forward) ==
+               AS_OK;
+}
+
+static int parse(bench_t *bench, int argc, char **argv)
+{
+    static const struct option names[] = {
+        {"model", required_argument, NULL, 'm'},  {"threads", required_argument, NULL, 't'},
+        {"prompt", required_argument, NULL, 'p'}, {"decode", required_argument, NULL, 'd'},
+        {"repeat", required_argument, NULL, 'r'}, {NULL, 0, NULL, 0}};
+    int name;
+    while ((name = getopt_long(argc, argv, "", names, NULL)) != -1) {
+        uint32_t value = name == 'm' || name == '?' ? 1 : (uint32_t)strtoul(optarg, NULL, 10);
+        uint32_t *target = name == 't'   ? &bench->threads
+                           : name == 'p' ? &bench->prompt
+                           : name == 'd' ? &bench->decode
+                                         : &bench->repeat;
+        if (name == 'm') {
+            bench->path = optarg;
+        } else if (name == '?' || value == 0) {
+            return 0;
+        } else {
+            *target = value;
+        }
+    }
+    return bench->path != NULL;
+}
+
+int main(int argc, char **argv)
+{
+    bench_t bench = {
+        .path = getenv("ASSAY_MODEL"), .threads = 2, .prompt = 512, .decode = 128, .repeat = 3};
+    if (!parse(&bench, argc, argv)) {
+        fprintf(stderr,
+                "usage: bench_model --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] "
+                "[--repeat N]\n");
+        return 2;
+    }
+    double start = now_s();
+    if (!set_up(&bench)) {
+        fprintf(stderr, "bench_model: cannot set up (memory, threads, or prompt + decode exceed "
+                        "the context)\n");
+        return 1;
+    }
+    double load_s = now_s() - start, prefill = 0, decode = 0;
+    for (uint32_t i = 0; i < bench.repeat; i++) {
+        run_once(&bench, &prefill, &decode);
+    }
+    printf("{\"engine\": \"assay\", \"kernels\": \"%s\", \"threads\": %u, \"prompt_tokens\": %u, "
+           "\"decode_tokens\": %u, \"load_s\": %.3f, \"weight_bytes\": %" PRIu64
+           ", \"prefill_tokens_per_s\": %.1f, \"decode_tokens_per_s\": %.1f}\n",
+           bench.ops->name, bench.threads, bench.prompt, bench.decode, load_s,
+           bench.model->weight_bytes, prefill, decode);
+    gpw_forward_free(bench.forward);
+    krn_pool_free(bench.pool);
+    as_mem_free(bench.scratch);
+    as_mem_free(bench.pages);
+    as_mem_free(bench.cache);
+    gpw_model_free(bench.model);
+    return 0;
+}
