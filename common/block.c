@@ -16,8 +16,8 @@
 // of the domain's number.
 #include "common/block.h"
 
+#include <pthread.h>
 #include <string.h>
-#include <threads.h>
 
 #include <openssl/evp.h>
 
@@ -68,7 +68,7 @@ size_t as_extent_offset(const as_shape_t *shape, uint32_t part, uint32_t kv_head
            shape->head_dim;
 }
 
-static once_flag sha256_once = ONCE_FLAG_INIT;
+static pthread_once_t sha256_once = PTHREAD_ONCE_INIT;
 static EVP_MD *sha256; // fetched once: a fetch by each hash costs more than the hash
 
 static void fetch_sha256(void)
@@ -80,7 +80,7 @@ static void fetch_sha256(void)
 // or has no SHA-256, and then the process can name no block at all.
 static EVP_MD_CTX *hash_alloc(void)
 {
-    call_once(&sha256_once, fetch_sha256);
+    pthread_once(&sha256_once, fetch_sha256);
     AS_ASSERT(sha256 != NULL);
     EVP_MD_CTX *hash = EVP_MD_CTX_new();
     AS_ASSERT(hash != NULL);

@@ -64,10 +64,11 @@ void *as_mem_alloc(size_t bytes)
 
 void *as_mem_zalloc(size_t count, size_t bytes)
 {
-    if (next_fails()) {
+    size_t total;
+    if (next_fails() || __builtin_mul_overflow(count, bytes, &total)) {
         return NULL;
     }
-    return count && bytes ? calloc(count, bytes) : calloc(1, 1);
+    return calloc(1, total ? total : 1);
 }
 
 void *as_mem_realloc(void *memory, size_t bytes)

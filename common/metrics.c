@@ -9,33 +9,20 @@
 #include "common/metrics.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <threads.h>
 
 #include "common/assert.h"
 #include "common/mem.h"
 
 enum { BUCKET_COUNT = sizeof(((as_metric_t *)0)->buckets) / sizeof(uint64_t) };
 
-static once_flag registry_once = ONCE_FLAG_INIT;
-static mtx_t registry_lock;
+static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static as_metric_t *registry_first, *registry_last;
-
-static void make_lock(void)
-{
-    int result = mtx_init(&registry_lock, mtx_plain);
-    AS_ASSERT(result == thrd_success);
-}
-
-static void lock_registry(void)
-{
-    call_once(&registry_once, make_lock);
-    mtx_lock(&registry_lock);
-}
 
 // Names come from the source, so a bad one is a broken invariant.
 static bool name_is_valid(const char *name)
@@ -58,7 +45,7 @@ static bool is_registered(const as_metric_t *metric)
 
 void as_metric_register(as_metric_t *metrics, size_t count)
 {
-    lock_registry();
+    pthread_mutex_lock(&registry_lock);
     for (as_metric_t *metric = metrics; metric < metrics + count; metric++) {
         AS_ASSERT(name_is_valid(metric->name));
         if (is_registered(metric)) {
@@ -72,7 +59,7 @@ void as_metric_register(as_metric_t *metrics, size_t count)
         }
         registry_last = metric;
     }
-    mtx_unlock(&registry_lock);
+    pthread_mutex_unlock(&registry_lock);
 }
 
 void as_metric_add(as_metric_t *metric, int64_t amount)
@@ -232,13 +219,13 @@ char *as_metrics_render(void)
         return NULL;
     }
     text.bytes[0] = '\0';
-    lock_registry();
+    pthread_mutex_lock(&registry_lock);
     for (const as_metric_t *m = registry_first; m; m = m->next) {
         if (is_first_of_name(m)) {
             render_family(&text, m);
         }
     }
-    mtx_unlock(&registry_lock);
+    pthread_mutex_unlock(&registry_lock);
     if (text.failed) {
         as_mem_free(text.bytes);
         return NULL;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loops: what both promise, then what each promises alone. Tests of both run once on each.
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +8,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <threads.h>
 #include <time.h>
 
 #include "common/loop.h"
@@ -356,7 +356,7 @@ static void the_failure_of_each_allocation_is_survived(void **state)
 typedef struct poster {
     as_task_t own;
     int own_runs;
-    thrd_t thread;
+    pthread_t thread;
 } poster_t;
 
 static void count_own(void *ctx)
@@ -364,13 +364,13 @@ static void count_own(void *ctx)
     ((poster_t *)ctx)->own_runs++;
 }
 
-static int post_many(void *ctx)
+static void *post_many(void *ctx)
 {
     poster_t *poster = ctx;
     for (int i = 0; i < POSTS; i++) {
         as_loop_post(loop, &poster->own);
     }
-    return 0;
+    return NULL;
 }
 
 // The last post of a thread must lead to a run after it, however the runs before it fell.
@@ -381,13 +381,13 @@ static void posts_of_other_threads_are_never_lost(void **state)
     for (int round = 0; round < 20; round++) {
         for (int i = 0; i < 3; i++) {
             posters[i] = (poster_t){.own = {.fn = count_own, .ctx = &posters[i]}};
-            assert_int_equal(thrd_create(&posters[i].thread, post_many, &posters[i]), thrd_success);
+            assert_int_equal(pthread_create(&posters[i].thread, NULL, post_many, &posters[i]), 0);
         }
         while (posters[0].own_runs == 0 || posters[1].own_runs == 0 || posters[2].own_runs == 0) {
             as_loop_run_once(loop, true);
         }
         for (int i = 0; i < 3; i++) {
-            thrd_join(posters[i].thread, NULL);
+            pthread_join(posters[i].thread, NULL);
         }
         as_task_t end = {.fn = stop};
         as_loop_post(loop, &end); // after all that is posted
@@ -419,7 +419,7 @@ static void see_message(void *ctx)
 
 static message_t messages[3][1000];
 
-static int post_messages(void *ctx)
+static void *post_messages(void *ctx)
 {
     int thread = (int)(intptr_t)ctx;
     for (int i = 0; i < 1000; i++) {
@@ -428,40 +428,39 @@ static int post_messages(void *ctx)
                                           .number = i};
         as_loop_post(loop, &messages[thread][i].task);
     }
-    return 0;
+    return NULL;
 }
 
 static void posts_of_one_thread_keep_their_order(void **state)
 {
     (void)state;
-    thrd_t threads[3];
+    pthread_t threads[3];
     messages_seen = 0;
     for (int i = 0; i < 3; i++) {
         last_number[i] = -1;
-        assert_int_equal(thrd_create(&threads[i], post_messages, (void *)(intptr_t)i),
-                         thrd_success);
+        assert_int_equal(pthread_create(&threads[i], NULL, post_messages, (void *)(intptr_t)i), 0);
     }
     as_loop_run(loop);
     for (int i = 0; i < 3; i++) {
-        thrd_join(threads[i], NULL);
+        pthread_join(threads[i], NULL);
     }
     assert_int_equal(messages_seen, 3000);
 }
 
-static int stop_from_thread(void *ctx)
+static void *stop_from_thread(void *ctx)
 {
     (void)ctx;
     as_loop_stop(loop);
-    return 0;
+    return NULL;
 }
 
 static void another_thread_can_stop_an_idle_loop(void **state)
 {
     (void)state;
-    thrd_t thread;
-    assert_int_equal(thrd_create(&thread, stop_from_thread, NULL), thrd_success);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, stop_from_thread, NULL), 0);
     as_loop_run(loop);
-    thrd_join(thread, NULL);
+    pthread_join(thread, NULL);
 }
 
 static void real_time_is_the_monotonic_clock(void **state)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics: values, quantiles, and the exposition that a scraper reads.
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +9,6 @@
 #include <string.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <threads.h>
 
 #include "common/mem.h"
 #include "common/metrics.h"
@@ -142,13 +142,13 @@ static void a_quantile_is_the_bound_of_its_bucket(void **state)
     assert_true(as_metric_quantile(&metrics[3], 1) == UINT64_MAX);
 }
 
-static int observe_many(void *ctx)
+static void *observe_many(void *ctx)
 {
     as_metric_t *metric = ctx;
     for (uint64_t i = 0; i < 20000; i++) {
         as_metric_observe(metric, i);
     }
-    return 0;
+    return NULL;
 }
 
 // Reads the number after the last `part` in the text.
@@ -162,9 +162,9 @@ static uint64_t number_after(const char *text, const char *part)
 static void updates_of_several_threads_all_count_and_reading_is_consistent(void **state)
 {
     (void)state;
-    thrd_t threads[3];
+    pthread_t threads[3];
     for (int i = 0; i < 3; i++) {
-        assert_int_equal(thrd_create(&threads[i], observe_many, &metrics[3]), thrd_success);
+        assert_int_equal(pthread_create(&threads[i], NULL, observe_many, &metrics[3]), 0);
     }
     for (int i = 0; i < 20; i++) {
         char *text = as_metrics_render();
@@ -175,7 +175,7 @@ static void updates_of_several_threads_all_count_and_reading_is_consistent(void 
         as_mem_free(text);
     }
     for (int i = 0; i < 3; i++) {
-        thrd_join(threads[i], NULL);
+        pthread_join(threads[i], NULL);
     }
     assert_int_equal(as_metric_value(&metrics[3]), 60000);
     assert_int_equal(metrics[3].sum, 3 * (20000ull * 19999 / 2));
