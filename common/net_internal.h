@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the data planes share: the heads of their objects and the table that net.c dispatches to.
 //
-// net.c checks what holds for every data plane (magics, limits, header and payload pairing) before it
-// calls an operation, so an implementation sees only well-formed calls.
+// net.c checks what holds for every data plane (magics, limits, header and payload pairing) before
+// it calls an operation, so an implementation sees only well-formed calls.
 #ifndef AS_NET_INTERNAL_H
 #define AS_NET_INTERNAL_H
 

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dispatch of the data plane's calls to the implementation that made the object, with the checks
+// that hold for all of them.
+#include "common/net.h"
+
+#include "common/assert.h"
+#include "common/net_internal.h"
+
+// Well above any block; a length beyond it is a mistake of the caller.
+#define DATA_BYTES_MAX ((size_t)1 << 40)
+
+static void check_conn(const as_conn_t *conn)
+{
+    AS_ASSERT(conn->magic == AS_CONN_MAGIC);
+}
+
+void as_net_free(as_net_t *net)
+{
+    if (!net) {
+        return;
+    }
+    AS_ASSERT(net->magic == AS_NET_MAGIC);
+    net->ops->free(net);
+}
+
+as_status_t as_net_listen(as_net_t *net, const char *address)
+{
+    AS_ASSERT(net->magic == AS_NET_MAGIC);
+    if (!address || net->ops->address(net)) {
+        return AS_ERR_INVALID;
+    }
+    return net->ops->listen(net, address);
+}
+
+const char *as_net_address(const as_net_t *net)
+{
+    AS_ASSERT(net->magic == AS_NET_MAGIC);
+    return net->ops->address(net);
+}
+
+as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_p)
+{
+    AS_ASSERT(net->magic == AS_NET_MAGIC);
+    return address ? net->ops->connect(net, address, conn_p) : AS_ERR_INVALID;
+}
+
+void as_net_close(as_conn_t *conn)
+{
+    check_conn(conn);
+    conn->net->ops->close(conn);
+}
+
+uint32_t as_conn_caps(const as_conn_t *conn)
+{
+    check_conn(conn);
+    return conn->caps;
+}
+
+const char *as_conn_transport(const as_conn_t *conn)
+{
+    check_conn(conn);
+    return conn->net->ops->transport(conn);
+}
+
+void as_conn_set_user(as_conn_t *conn, void *user)
+{
+    check_conn(conn);
+    conn->user = user;
+}
+
+void *as_conn_user(const as_conn_t *conn)
+{
+    check_conn(conn);
+    return conn->user;
+}
+
+as_status_t as_net_send(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
+                        size_t data_bytes, as_net_done_fn done, void *ctx)
+{
+    check_conn(conn);
+    if (header_bytes > AS_NET_HEADER_BYTES_MAX || data_bytes > DATA_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    if ((header_bytes > 0 && !header) || (data_bytes > 0 && (!data || !done))) {
+        return AS_ERR_INVALID;
+    }
+    const as_net_send_params_t params = {header, header_bytes, data, data_bytes, done, ctx};
+    return conn->net->ops->send(conn, &params);
+}
+
+as_status_t as_net_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx)
+{
+    as_net_msg_in_t *in = (as_net_msg_in_t *)msg;
+    check_conn(in->conn);
+    if (in->taken || !done || (msg->data_bytes > 0 && !buffer)) {
+        return AS_ERR_INVALID;
+    }
+    in->taken = true;
+    return in->conn->net->ops->msg_recv(msg, buffer, done, ctx);
+}
+
+as_status_t as_net_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p)
+{
+    AS_ASSERT(net->magic == AS_NET_MAGIC);
+    if (bytes == 0 || bytes > DATA_BYTES_MAX) {
+        return AS_ERR_INVALID;
+    }
+    return net->ops->mem_alloc(net, bytes, memory_p, mem_p);
+}
+
+void as_net_mem_free(as_net_mem_t *mem)
+{
+    if (mem) {
+        mem->ops->mem_free(mem);
+    }
+}
+
+as_status_t as_net_mem_pack(const as_net_mem_t *mem, void *rkey, size_t *rkey_bytes_p)
+{
+    return mem->ops->mem_pack(mem, rkey, rkey_bytes_p);
+}
+
+as_status_t as_net_rkey_unpack(as_conn_t *conn, const void *rkey, size_t rkey_bytes,
+                               as_net_rkey_t **rkey_p)
+{
+    check_conn(conn);
+    if (rkey_bytes > AS_NET_RKEY_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    return rkey ? conn->net->ops->rkey_unpack(conn, rkey, rkey_bytes, rkey_p) : AS_ERR_INVALID;
+}
+
+void as_net_rkey_free(as_net_rkey_t *rkey)
+{
+    if (rkey) {
+        rkey->ops->rkey_free(rkey);
+    }
+}
+
+as_status_t as_net_rkey_ptr(as_net_rkey_t *rkey, uint64_t remote_address, const void **pointer_p)
+{
+    return rkey->ops->rkey_ptr(rkey, remote_address, pointer_p);
+}
+
+as_status_t as_net_get(as_conn_t *conn, as_net_rkey_t *rkey, uint64_t remote_address, void *buffer,
+                       size_t bytes, as_net_done_fn done, void *ctx)
+{
+    check_conn(conn);
+    if (!buffer || bytes == 0 || bytes > DATA_BYTES_MAX || !done || rkey->ops != conn->net->ops) {
+        return AS_ERR_INVALID;
+    }
+    const as_net_get_params_t params = {rkey, remote_address, buffer, bytes, done, ctx};
+    return conn->net->ops->get(conn, &params);
+}

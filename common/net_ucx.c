@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+// The data plane over UCX: nets, their progress on the loop, and connections.
+//
+// Progress: UCX's worker has an event fd that a uv_poll watches. While there is something to do an
+// idle handle runs `tick` in every turn of the loop instead: UCX's progress, then what it has
+// finished. When some turns have brought nothing, the worker is armed and the loop sleeps on the
+// fd. Sleeping costs 10-20 % of throughput against polling, so a few empty turns are spent first
+// while operations are in flight.
+//
+// Failure: every endpoint is in error mode PEER. UCX never reports a peer that is merely stopped,
+// so nothing here waits for the peer: endpoints are closed by force, and as_net_free gives UCX a
+// bounded time.
+//
+// See net_ucx.h for the life of connections and operations. A net belongs to its loop's thread.
+#include "common/net_ucx.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <time.h>
+#include <uv.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+
+#define PROGRESS_MAX    64u  // calls of UCX's progress in one turn of the loop: others want it too
+#define SPIN_TURNS_BUSY 32u  // empty turns before sleeping while operations are in flight
+#define SPIN_TURNS      4u   // the same with nothing in flight
+#define REAP_MS         500u // as_net_free's patience with UCX; it needs well below 1 ms
+
+// The handles outlive the net until the loop has run their close callbacks.
+struct ucx_loop_glue {
+    uv_poll_t poll;
+    uv_idle_t idle;
+    ucx_net_t *net; // NULL once the net is freed
+    unsigned open;
+    bool spinning;
+    unsigned empty_turns;
+};
+
+typedef struct ucx_accept {
+    ucx_list_t link;
+    ucp_conn_request_h request;
+} ucx_accept_t;
+
+static const as_net_ops_t ucx_ops;
+
+static void tick(ucx_net_t *net);
+
+static ucx_net_t *net_of(as_net_t *net)
+{
+    return (ucx_net_t *)net;
+}
+
+static uint64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+// ---- on the loop
+
+static void on_idle(uv_idle_t *idle)
+{
+    ucx_loop_glue_t *glue = idle->data;
+    if (glue->net) {
+        tick(glue->net);
+    }
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events)
+{
+    (void)status;
+    (void)events;
+    ucx_loop_glue_t *glue = poll->data;
+    if (glue->net && !glue->spinning) {
+        ucx_net_kick(glue->net);
+        tick(glue->net);
+    }
+}
+
+void ucx_net_kick(ucx_net_t *net)
+{
+    ucx_loop_glue_t *glue = net->glue;
+    glue->empty_turns = 0;
+    if (!glue->spinning) {
+        glue->spinning = true;
+        uv_idle_start(&glue->idle, on_idle);
+    }
+}
+
+static void on_glue_closed(uv_handle_t *handle)
+{
+    ucx_loop_glue_t *glue = handle->data;
+    if (--glue->open == 0) {
+        as_mem_free(glue);
+    }
+}
+
+static as_status_t glue_make(ucx_net_t *net)
+{
+    uv_loop_t *loop = as_loop_uv(net->head.loop);
+    int fd;
+    ucs_status_t status = ucp_worker_get_efd(net->worker, &fd);
+    if (!loop || status != UCS_OK) {
+        AS_ERROR("net", "no event descriptor: %s", ucs_status_string(status));
+        return AS_ERR_UNSUPPORTED;
+    }
+    ucx_loop_glue_t *glue = as_mem_zalloc(1, sizeof(*glue));
+    if (!glue) {
+        return AS_ERR_NO_MEMORY;
+    }
+    int error = uv_poll_init(loop, &glue->poll, fd);
+    if (error) {
+        AS_ERROR("net", "cannot poll UCX's descriptor: %s", uv_strerror(error));
+        as_mem_free(glue);
+        return AS_ERR_IO;
+    }
+    uv_idle_init(loop, &glue->idle);
+    glue->poll.data = glue;
+    glue->idle.data = glue;
+    glue->open = 2;
+    glue->net = net;
+    net->glue = glue;
+    uv_poll_start(&glue->poll, UV_READABLE, on_poll);
+    ucx_net_kick(net); // the descriptor says nothing before it was armed
+    return AS_OK;
+}
+
+static void glue_close(ucx_loop_glue_t *glue)
+{
+    glue->net = NULL;
+    uv_close((uv_handle_t *)&glue->poll, on_glue_closed);
+    uv_close((uv_handle_t *)&glue->idle, on_glue_closed);
+}
+
+// ---- accepting
+
+static void on_connection_request(ucp_conn_request_h request, void *arg)
+{
+    ucx_net_t *net = arg;
+    ucx_accept_t *accept = net->conn_count < UCX_CONNS_MAX ? as_mem_alloc(sizeof(*accept)) : NULL;
+    if (!accept || net->reaping) {
+        AS_WARN("net", "connection refused: %u are open", net->conn_count);
+        ucp_listener_reject(net->listener, request);
+        as_mem_free(accept);
+        return;
+    }
+    accept->request = request;
+    ucx_list_append(&net->accepts, &accept->link);
+}
+
+static void accept_one(ucx_net_t *net)
+{
+    ucx_accept_t *accept = UCX_LIST_OF(net->accepts.next, ucx_accept_t);
+    ucx_list_remove(&accept->link);
+    ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
+                              .conn_request = accept->request};
+    as_mem_free(accept);
+    ucx_conn_t *conn;
+    if (ucx_conn_make(net, &params, &conn) != AS_OK) {
+        return;
+    }
+    conn->state = UCX_OPEN;
+    as_status_t status = ucx_msg_greet(conn);
+    net->head.handlers.on_accept(net->head.handlers.ctx, &conn->head);
+    if (status != AS_OK) {
+        ucx_conn_fail(conn, AS_ERR_PEER_LOST);
+    }
+}
+
+// ---- progress
+
+// Calls back what UCX has finished. True if there was anything.
+static bool deliver(ucx_net_t *net)
+{
+    bool any = false;
+    while (!ucx_list_is_empty(&net->accepts)) {
+        accept_one(net);
+        any = true;
+    }
+    while (!ucx_list_is_empty(&net->finished)) {
+        ucx_op_report(UCX_LIST_OF(net->finished.next, ucx_op_t));
+        any = true;
+    }
+    // One turn over the dying; callbacks may append to the list, which then waits for the next
+    // turn.
+    ucx_list_t *last = net->dying.prev;
+    for (ucx_list_t *at = net->dying.next, *next; at != &net->dying; at = next) {
+        bool is_last = at == last;
+        next = at->next;
+        any |= ucx_conn_bury(UCX_LIST_OF(at, ucx_conn_t));
+        if (is_last) {
+            break;
+        }
+    }
+    return any;
+}
+
+// An endpoint was slow to close: connections may end without it.
+static void on_grace(void *ctx)
+{
+    ucx_net_t *net = ctx;
+    net->grace_runs = false;
+    ucx_net_kick(net);
+}
+
+static void tick(ucx_net_t *net)
+{
+    ucx_loop_glue_t *glue = net->glue;
+    bool any = false;
+    net->ticking = true;
+    for (unsigned i = 0; i < PROGRESS_MAX && ucp_worker_progress(net->worker) > 0; i++) {
+        any = true;
+    }
+    any |= deliver(net);
+    net->ticking = false;
+    if (any) {
+        glue->empty_turns = 0;
+        return;
+    }
+    bool busy = !ucx_list_is_empty(&net->inflight) || !ucx_list_is_empty(&net->dying);
+    if (++glue->empty_turns < (busy ? SPIN_TURNS_BUSY : SPIN_TURNS)) {
+        return;
+    }
+    if (ucp_worker_arm(net->worker) == UCS_OK) {
+        glue->spinning = false;
+        uv_idle_stop(&glue->idle);
+    }
+}
+
+// ---- nets
+
+static as_status_t net_start_worker(ucx_net_t *net)
+{
+    const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                        .thread_mode = UCS_THREAD_MODE_SINGLE};
+    ucs_status_t ucs = ucp_worker_create(net->context, &params, &net->worker);
+    if (ucs != UCS_OK) {
+        AS_ERROR("net", "cannot make a worker: %s", ucs_status_string(ucs));
+        return ucx_status(ucs);
+    }
+    ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
+    ucs = ucp_worker_query(net->worker, &attr);
+    as_status_t status = ucs == UCS_OK ? ucx_msg_register(net) : ucx_status(ucs);
+    if (status == AS_OK && attr.max_am_header < AS_NET_HEADER_BYTES_MAX) {
+        AS_ERROR("net", "a transport takes headers of %zu bytes only, %u are needed",
+                 attr.max_am_header, AS_NET_HEADER_BYTES_MAX);
+        status = AS_ERR_UNSUPPORTED;
+    }
+    if (status == AS_OK) {
+        status = glue_make(net);
+    }
+    if (status != AS_OK) {
+        ucp_worker_destroy(net->worker);
+    }
+    return status;
+}
+
+as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers, as_net_t **net_p)
+{
+    AS_ASSERT(handlers->on_accept && handlers->on_message && handlers->on_lost);
+    ucx_net_t *net = as_mem_zalloc(1, sizeof(*net));
+    if (!net) {
+        return AS_ERR_NO_MEMORY;
+    }
+    net->head = (as_net_t){AS_NET_MAGIC, &ucx_ops, loop, *handlers};
+    ucx_list_init(&net->living);
+    ucx_list_init(&net->dying);
+    ucx_list_init(&net->inflight);
+    ucx_list_init(&net->finished);
+    ucx_list_init(&net->orphans);
+    ucx_list_init(&net->free_ops);
+    ucx_list_init(&net->accepts);
+    as_status_t status = as_timer_alloc(loop, on_grace, net, &net->grace);
+    if (status != AS_OK) {
+        goto fail_net;
+    }
+    status = ucx_context_get(&net->context);
+    if (status != AS_OK) {
+        goto fail_timer;
+    }
+    status = net_start_worker(net);
+    if (status != AS_OK) {
+        goto fail_context;
+    }
+    *net_p = &net->head;
+    return AS_OK;
+
+fail_context:
+    ucx_context_put();
+fail_timer:
+    as_timer_free(net->grace);
+fail_net:
+    as_mem_free(net);
+    return status;
+}
+
+// Lets UCX end what was cancelled; then whatever it has not ended is called back by ourselves.
+static void net_reap(ucx_net_t *net)
+{
+    net->reaping = true;
+    while (!ucx_list_is_empty(&net->living)) {
+        ucx_close(&UCX_LIST_OF(net->living.next, ucx_conn_t)->head);
+    }
+    uint64_t end_ms = now_ms() + REAP_MS;
+    net->ticking = true;
+    while (!ucx_list_is_empty(&net->dying) && now_ms() < end_ms) {
+        for (ucx_list_t *at = net->dying.next; at != &net->dying; at = at->next) {
+            UCX_LIST_OF(at, ucx_conn_t)->user_closed = true; // lost, and not closed by its owner
+        }
+        while (ucp_worker_progress(net->worker) > 0) {
+        }
+        deliver(net);
+    }
+    net->abandoned = true;
+    while (!ucx_list_is_empty(&net->inflight)) {
+        ucx_op_report(UCX_LIST_OF(net->inflight.next, ucx_op_t));
+    }
+}
+
+static void ucx_free(as_net_t *head)
+{
+    ucx_net_t *net = net_of(head);
+    AS_ASSERT(!net->ticking && net->mem_count == 0);
+    if (net->listener) {
+        while (!ucx_list_is_empty(&net->accepts)) {
+            ucx_accept_t *accept = UCX_LIST_OF(net->accepts.next, ucx_accept_t);
+            ucx_list_remove(&accept->link);
+            ucp_listener_reject(net->listener, accept->request);
+            as_mem_free(accept);
+        }
+        ucp_listener_destroy(net->listener);
+    }
+    net_reap(net);
+    glue_close(net->glue);
+    net->glue = NULL;
+    as_timer_free(net->grace);
+    ucp_worker_destroy(net->worker);
+    while (!ucx_list_is_empty(&net->dying)) { // UCX did not end them in time
+        ucx_conn_t *conn = UCX_LIST_OF(net->dying.next, ucx_conn_t);
+        ucx_list_remove(&conn->link);
+        as_mem_free(conn);
+    }
+    ucx_context_put();
+    for (uint32_t i = 0; i < net->slab_count; i++) {
+        as_mem_free(net->slabs[i]);
+    }
+    net->head.magic = 0;
+    as_mem_free(net);
+}
+
+static as_status_t ucx_listen(as_net_t *head, const char *address)
+{
+    ucx_net_t *net = net_of(head);
+    struct sockaddr_storage storage;
+    size_t bytes;
+    as_status_t status = ucx_resolve(address, true, &storage, &bytes);
+    if (status != AS_OK) {
+        return status;
+    }
+    const ucp_listener_params_t params = {
+        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+        .sockaddr = {.addr = (const struct sockaddr *)&storage, .addrlen = (socklen_t)bytes},
+        .conn_handler = {.cb = on_connection_request, .arg = net},
+    };
+    ucs_status_t ucs = ucp_listener_create(net->worker, &params, &net->listener);
+    if (ucs != UCS_OK) {
+        AS_ERROR("net", "cannot listen on %s: %s", address, ucs_status_string(ucs));
+        return ucs == UCS_ERR_BUSY ? AS_ERR_EXISTS : ucx_status(ucs);
+    }
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    ucs = ucp_listener_query(net->listener, &attr);
+    if (ucs != UCS_OK) {
+        ucp_listener_destroy(net->listener);
+        net->listener = NULL;
+        return ucx_status(ucs);
+    }
+    in_port_t port = attr.sockaddr.ss_family == AF_INET6
+                         ? ((struct sockaddr_in6 *)&attr.sockaddr)->sin6_port
+                         : ((struct sockaddr_in *)&attr.sockaddr)->sin_port;
+    int host_bytes = (int)(strrchr(address, ':') - address);
+    snprintf(net->address, sizeof(net->address), "%.*s:%u", host_bytes, address, ntohs(port));
+    ucx_net_kick(net);
+    return AS_OK;
+}
+
+static const char *ucx_address(const as_net_t *head)
+{
+    const ucx_net_t *net = (const ucx_net_t *)head;
+    return net->listener ? net->address : NULL;
+}
+
+static const as_net_ops_t ucx_ops = {
+    .free = ucx_free,
+    .listen = ucx_listen,
+    .address = ucx_address,
+    .connect = ucx_connect,
+    .close = ucx_close,
+    .transport = ucx_transport,
+    .send = ucx_send,
+    .msg_recv = ucx_msg_recv,
+    .mem_alloc = ucx_mem_alloc,
+    .mem_free = ucx_mem_free,
+    .mem_pack = ucx_mem_pack,
+    .rkey_unpack = ucx_rkey_unpack,
+    .rkey_free = ucx_rkey_free,
+    .rkey_ptr = ucx_rkey_ptr,
+    .get = ucx_get,
+};

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// The objects of the UCX data plane, shared by net_ucx*.c and seen by nothing else.
+//
+// Life of a connection:
+//
+//   CONNECTING -> OPEN -> FAILED -> REPORTED        user_closed may come in any of them
+//
+// CONNECTING ends when the accepting side's greeting comes; until then sends are held back. FAILED:
+// UCX called the error handler; the endpoint is closed by force and the operations in flight run to
+// their (failed) end. REPORTED: on_lost was called and the owner has yet to call as_net_close. A
+// connection is in the list `dying` while there is something to do for its end (FAILED, or
+// user_closed), else in `living`; it is freed when it is user_closed, its endpoint is gone and it
+// has no operation left.
+//
+// UCX cannot close an endpoint whose peer is stopped and whose shared memory queue is full. So
+// after UCX_GRACE_US a connection ends without it: its operations are called back and are left to
+// UCX as orphans, which only the end of the endpoint, or of the worker, frees. A receive is left
+// alone unless the peer is gone, since the peer may yet write to its buffer.
+//
+// Life of an operation: free list -> in UCX (list `inflight` of the net) -> `finished` (queue of
+// the net)
+// -> its callback -> free list. Callbacks other than on_message run from the finished queue,
+// outside of UCX, so that a start call never calls back and a callback may close connections.
+#ifndef AS_NET_UCX_H
+#define AS_NET_UCX_H
+
+#include <ucp/api/ucp.h>
+
+#include "common/net_internal.h"
+
+struct sockaddr_storage;
+
+#define UCX_OPS_PER_SLAB 64u
+#define UCX_SLABS_MAX    128u    // of one net: 8192 operations, about 9 MiB
+#define UCX_CONN_OPS_MAX 1024u   // of one connection, so that a stuck peer cannot take them all
+#define UCX_CONNS_MAX    8192u   // of one net
+#define UCX_GRACE_US     100000u // a close takes UCX well below 1 ms
+#define UCX_EP_BUCKETS   1024u   // hash of connections by endpoint; a power of two
+
+enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2 };
+
+typedef struct ucx_net ucx_net_t;
+
+typedef struct ucx_list {
+    struct ucx_list *prev, *next;
+} ucx_list_t;
+
+typedef enum ucx_state { UCX_CONNECTING, UCX_OPEN, UCX_FAILED, UCX_REPORTED } ucx_state_t;
+
+typedef struct ucx_conn {
+    as_conn_t head;
+    ucx_list_t link; // living or dying
+    ucx_list_t held; // operations that wait for OPEN, in order
+    struct ucx_conn *bucket_next;
+    ucp_ep_h ep;            // NULL when gone
+    void *ep_closing;       // UCX's request of the close, while it runs
+    uint64_t ep_closing_us; // when it began
+    ucx_state_t state;
+    bool user_closed;
+    bool dying;
+    as_status_t lost_status;
+    uint32_t ops; // in flight or finished and not called back
+    char transport[48];
+} ucx_conn_t;
+
+typedef struct ucx_op {
+    ucx_list_t link; // inflight or finished, or free list
+    ucx_net_t *net;
+    ucx_conn_t *conn; // NULL: an orphan, called back already
+    as_net_done_fn done;
+    void *ctx;
+    as_status_t status;
+    bool receiving;   // UCX may write to the caller's buffer
+    const void *data; // of a send, with the two below
+    size_t data_bytes;
+    size_t header_bytes;
+    _Alignas(16) unsigned char header[AS_NET_HEADER_BYTES_MAX];
+} ucx_op_t;
+
+typedef struct ucx_loop_glue ucx_loop_glue_t;
+
+struct ucx_net {
+    as_net_t head;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_listener_h listener;
+    char address[300];
+    ucx_loop_glue_t *glue;
+    ucx_list_t living, dying; // connections
+    ucx_list_t inflight, finished, orphans, free_ops;
+    as_timer_t *grace; // runs while an endpoint is slow to close
+    bool grace_runs;
+    ucx_list_t accepts; // connection requests, as ucx_accept_t
+    ucx_op_t *slabs[UCX_SLABS_MAX];
+    uint32_t slab_count;
+    uint32_t conn_count;
+    uint32_t mem_count; // as_net_mem and as_net_rkey that still refer to the net
+    bool ticking;       // inside UCX or a callback of this net
+    bool reaping;       // as_net_free waits for operations to end
+    bool abandoned;     // as_net_free has called back every operation; UCX may yet end some
+    ucx_conn_t *buckets[UCX_EP_BUCKETS];
+};
+
+// net_ucx_context.c: what all nets of the process share.
+as_status_t ucx_context_get(ucp_context_h *context_p) AS_MUST_USE;
+void ucx_context_put(void);
+as_status_t ucx_status(ucs_status_t status);
+as_status_t ucx_resolve(const char *address, bool passive, struct sockaddr_storage *storage,
+                        size_t *bytes_p) AS_MUST_USE;
+
+// net_ucx_conn.c: connections and operations; net_ucx.c: progress.
+as_status_t ucx_op_take(ucx_conn_t *conn, as_net_done_fn done, void *ctx,
+                        ucx_op_t **op_p) AS_MUST_USE;
+void ucx_op_drop(ucx_op_t *op);                           // undoes take: no callback
+void ucx_op_finish(ucx_op_t *op, as_status_t status);     // the callback follows from the loop
+void ucx_net_kick(ucx_net_t *net);                        // there is something to do: progress soon
+void ucx_conn_fail(ucx_conn_t *conn, as_status_t status); // the connection broke
+void ucx_op_report(ucx_op_t *op);                         // calls back, now
+as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **conn_p) AS_MUST_USE;
+bool ucx_conn_bury(ucx_conn_t *conn); // one step of its end; true if something happened
+as_status_t ucx_connect(as_net_t *head, const char *address, as_conn_t **conn_p);
+void ucx_close(as_conn_t *head);
+const char *ucx_transport(const as_conn_t *head);
+ucx_conn_t *ucx_conn_find(ucx_net_t *net, ucp_ep_h ep);
+static inline ucx_net_t *ucx_conn_net(const ucx_conn_t *conn)
+{
+    return (ucx_net_t *)conn->head.net;
+}
+static inline bool ucx_conn_alive(const ucx_conn_t *conn)
+{
+    return conn->state <= UCX_OPEN && !conn->user_closed;
+}
+
+// net_ucx_msg.c: messages and memory.
+as_status_t ucx_msg_register(ucx_net_t *net) AS_MUST_USE; // sets the worker's message handlers
+as_status_t ucx_msg_greet(ucx_conn_t *conn) AS_MUST_USE;
+as_status_t ucx_send(as_conn_t *conn, const as_net_send_params_t *params);
+as_status_t ucx_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx);
+as_status_t ucx_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p);
+void ucx_mem_free(as_net_mem_t *mem);
+as_status_t ucx_mem_pack(const as_net_mem_t *mem, void *rkey, size_t *rkey_bytes_p);
+as_status_t ucx_rkey_unpack(as_conn_t *conn, const void *rkey, size_t rkey_bytes,
+                            as_net_rkey_t **rkey_p);
+void ucx_rkey_free(as_net_rkey_t *rkey);
+as_status_t ucx_rkey_ptr(as_net_rkey_t *rkey, uint64_t remote_address, const void **pointer_p);
+as_status_t ucx_get(as_conn_t *conn, const as_net_get_params_t *params);
+
+static inline void ucx_list_init(ucx_list_t *list)
+{
+    list->prev = list->next = list;
+}
+
+static inline bool ucx_list_is_empty(const ucx_list_t *list)
+{
+    return list->next == list;
+}
+
+static inline void ucx_list_remove(ucx_list_t *item)
+{
+    item->prev->next = item->next;
+    item->next->prev = item->prev;
+    ucx_list_init(item);
+}
+
+static inline void ucx_list_append(ucx_list_t *list, ucx_list_t *item)
+{
+    item->prev = list->prev;
+    item->next = list;
+    list->prev->next = item;
+    list->prev = item;
+}
+
+#define UCX_LIST_OF(item, type) ((type *)((char *)(item)-offsetof(type, link)))
+
+#endif
