@@ -3,7 +3,10 @@
 // that hold for all of them.
 #include "common/net.h"
 
+#include <string.h>
+
 #include "common/assert.h"
+#include "common/mem.h"
 #include "common/net_internal.h"
 
 // Well above any block; a length beyond it is a mistake of the caller.
@@ -86,6 +89,69 @@ as_status_t as_net_send(as_conn_t *conn, const void *header, size_t header_bytes
     }
     const as_net_send_params_t params = {header, header_bytes, data, data_bytes, done, ctx};
     return conn->net->ops->send(conn, &params);
+}
+
+// A payload that net.c gathered for a data plane that cannot.
+typedef struct gathered {
+    as_net_done_fn done;
+    void *ctx;
+    unsigned char data[];
+} gathered_t;
+
+static void on_gathered_sent(void *ctx, as_status_t status)
+{
+    gathered_t *gathered = ctx;
+    as_net_done_fn done = gathered->done;
+    void *done_ctx = gathered->ctx;
+    as_mem_free(gathered);
+    done(done_ctx, status);
+}
+
+static as_status_t send_gathered(as_conn_t *conn, const as_net_sendv_params_t *params,
+                                 size_t data_bytes)
+{
+    gathered_t *gathered = as_mem_alloc(sizeof(*gathered) + data_bytes);
+    if (!gathered) {
+        return AS_ERR_NO_MEMORY;
+    }
+    gathered->done = params->done;
+    gathered->ctx = params->ctx;
+    size_t at = 0;
+    for (size_t i = 0; i < params->iov_count; i++) {
+        memcpy(gathered->data + at, params->iov[i].data, params->iov[i].bytes);
+        at += params->iov[i].bytes;
+    }
+    as_status_t status = as_net_send(conn, params->header, params->header_bytes, gathered->data,
+                                     data_bytes, on_gathered_sent, gathered);
+    if (status != AS_OK) {
+        as_mem_free(gathered);
+    }
+    return status;
+}
+
+as_status_t as_net_sendv(as_conn_t *conn, const void *header, size_t header_bytes,
+                         const as_net_iov_t *iov, size_t iov_count, as_net_done_fn done, void *ctx)
+{
+    check_conn(conn);
+    if (iov_count == 0 || iov_count > AS_NET_IOV_MAX || header_bytes > AS_NET_HEADER_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    size_t data_bytes = 0;
+    for (size_t i = 0; i < iov_count; i++) {
+        if (!iov[i].data || iov[i].bytes == 0 || iov[i].bytes > DATA_BYTES_MAX) {
+            return AS_ERR_INVALID;
+        }
+        data_bytes += iov[i].bytes;
+    }
+    if ((header_bytes > 0 && !header) || !done) {
+        return AS_ERR_INVALID;
+    }
+    if (iov_count == 1) {
+        return as_net_send(conn, header, header_bytes, iov[0].data, data_bytes, done, ctx);
+    }
+    const as_net_sendv_params_t params = {header, header_bytes, iov, iov_count, done, ctx};
+    return conn->net->ops->sendv ? conn->net->ops->sendv(conn, &params)
+                                 : send_gathered(conn, &params, data_bytes);
 }
 
 as_status_t as_net_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx)

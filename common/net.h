@@ -39,6 +39,14 @@ typedef struct as_net_msg {
 
 typedef void (*as_net_done_fn)(void *ctx, as_status_t status);
 
+#define AS_NET_IOV_MAX 32u
+
+// A piece of a payload that lies in several places.
+typedef struct as_net_iov {
+    const void *data;
+    size_t bytes;
+} as_net_iov_t;
+
 typedef struct as_net_handlers {
     void *ctx;
     // A peer connected to a listening net. The connection is owned by the receiver from here.
@@ -76,11 +84,16 @@ void *as_conn_user(const as_conn_t *conn);
 // NULL when there is no payload.
 as_status_t as_net_send(as_conn_t *conn, const void *header, size_t header_bytes, const void *data, size_t data_bytes,
                         as_net_done_fn done, void *ctx) AS_MUST_USE;
+// The same with a payload that is gathered from 1 to AS_NET_IOV_MAX non-empty pieces, which arrive as one. `iov` is
+// copied; the pieces must stay unchanged until done.
+as_status_t as_net_sendv(as_conn_t *conn, const void *header, size_t header_bytes, const as_net_iov_t *iov,
+                         size_t iov_count, as_net_done_fn done, void *ctx) AS_MUST_USE;
 // Inside on_message: take the payload into `buffer` (msg->data_bytes long).
 as_status_t as_net_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx) AS_MUST_USE;
 
 // Allocates memory that peers may read one-sidedly (shared memory, huge pages if there are any) and registers it.
-// memory_p is page-aligned, zeroed, and freed with as_net_mem_free.
+// memory_p is page-aligned, zeroed, and freed with as_net_mem_free: it goes then, or, while operations on closed
+// connections may still touch it, with the net.
 as_status_t as_net_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p) AS_MUST_USE;
 void as_net_mem_free(as_net_mem_t *mem);
 // Writes the packed remote key, at most AS_NET_RKEY_BYTES_MAX bytes.

@@ -21,6 +21,16 @@ typedef struct as_net_send_params {
     void *ctx;
 } as_net_send_params_t;
 
+// A send whose payload is gathered; see as_net_sendv.
+typedef struct as_net_sendv_params {
+    const void *header;
+    size_t header_bytes;
+    const as_net_iov_t *iov;
+    size_t iov_count; // at least 2
+    as_net_done_fn done;
+    void *ctx;
+} as_net_sendv_params_t;
+
 typedef struct as_net_get_params {
     as_net_rkey_t *rkey;
     uint64_t remote_address;
@@ -38,6 +48,8 @@ typedef struct as_net_ops {
     void (*close)(as_conn_t *conn);
     const char *(*transport)(const as_conn_t *conn);
     as_status_t (*send)(as_conn_t *conn, const as_net_send_params_t *params);
+    // NULL: net.c gathers the payload itself, in a copy
+    as_status_t (*sendv)(as_conn_t *conn, const as_net_sendv_params_t *params);
     as_status_t (*msg_recv)(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx);
     as_status_t (*mem_alloc)(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p);
     void (*mem_free)(as_net_mem_t *mem);

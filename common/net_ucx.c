@@ -346,6 +346,7 @@ static void ucx_free(as_net_t *head)
         ucx_list_remove(&conn->link);
         as_mem_free(conn);
     }
+    ucx_mems_unmap(net);
     ucx_context_put();
     for (uint32_t i = 0; i < net->slab_count; i++) {
         as_mem_free(net->slabs[i]);
@@ -403,6 +404,7 @@ static const as_net_ops_t ucx_ops = {
     .close = ucx_close,
     .transport = ucx_transport,
     .send = ucx_send,
+    .sendv = ucx_sendv,
     .msg_recv = ucx_msg_recv,
     .mem_alloc = ucx_mem_alloc,
     .mem_free = ucx_mem_free,

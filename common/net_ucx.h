@@ -71,8 +71,10 @@ typedef struct ucx_op {
     void *ctx;
     as_status_t status;
     bool receiving;   // UCX may write to the caller's buffer
-    const void *data; // of a send, with the two below
+    const void *data; // of a send, with the three below
     size_t data_bytes;
+    size_t iov_count; // 0: the payload is `data`
+    ucp_dt_iov_t iov[AS_NET_IOV_MAX];
     size_t header_bytes;
     _Alignas(16) unsigned char header[AS_NET_HEADER_BYTES_MAX];
 } ucx_op_t;
@@ -94,10 +96,11 @@ struct ucx_net {
     ucx_op_t *slabs[UCX_SLABS_MAX];
     uint32_t slab_count;
     uint32_t conn_count;
-    uint32_t mem_count; // as_net_mem and as_net_rkey that still refer to the net
-    bool ticking;       // inside UCX or a callback of this net
-    bool reaping;       // as_net_free waits for operations to end
-    bool abandoned;     // as_net_free has called back every operation; UCX may yet end some
+    uint32_t mem_count;         // as_net_mem and as_net_rkey that still refer to the net
+    bool ticking;               // inside UCX or a callback of this net
+    bool reaping;               // as_net_free waits for operations to end
+    struct ucx_mem *freed_mems; // freed while connections were open: unmapped with the net
+    bool abandoned;             // as_net_free has called back every operation; UCX may yet end some
     ucx_conn_t *buckets[UCX_EP_BUCKETS];
 };
 
@@ -137,7 +140,9 @@ as_status_t ucx_msg_greet(ucx_conn_t *conn) AS_MUST_USE;
 as_status_t ucx_send(as_conn_t *conn, const as_net_send_params_t *params);
 as_status_t ucx_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx);
 as_status_t ucx_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p);
+as_status_t ucx_sendv(as_conn_t *conn, const as_net_sendv_params_t *params);
 void ucx_mem_free(as_net_mem_t *mem);
+void ucx_mems_unmap(ucx_net_t *net); // those that were freed while connections were open
 as_status_t ucx_mem_pack(const as_net_mem_t *mem, void *rkey, size_t *rkey_bytes_p);
 as_status_t ucx_rkey_unpack(as_conn_t *conn, const void *rkey, size_t rkey_bytes,
                             as_net_rkey_t **rkey_p);

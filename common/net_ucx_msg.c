@@ -57,6 +57,7 @@ _Static_assert(sizeof(greeting_t) == 8, "layout on the wire");
 typedef struct ucx_mem {
     as_net_mem_t head;
     ucx_net_t *net;
+    struct ucx_mem *next; // freed_mems
     ucp_mem_h handle;
     void *memory;
     size_t bytes;
@@ -106,15 +107,32 @@ static as_status_t op_started(ucx_op_t *op, ucs_status_ptr_t request)
 
 static ucs_status_ptr_t op_request(ucx_op_t *op, unsigned am_id, uint32_t flags)
 {
-    const ucp_request_param_t param = {
+    ucp_request_param_t param = {
         .op_attr_mask =
             UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
         .cb.send = on_sent,
         .user_data = op,
         .flags = UCP_AM_SEND_FLAG_REPLY | flags,
+        .datatype = UCP_DATATYPE_IOV,
     };
+    if (op->iov_count > 0) {
+        param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+        return ucp_am_send_nbx(op->conn->ep, am_id, op->header, op->header_bytes, op->iov,
+                               op->iov_count, &param);
+    }
     return ucp_am_send_nbx(op->conn->ep, am_id, op->header, op->header_bytes, op->data,
                            op->data_bytes, &param);
+}
+
+// What UCX queues while it connects may be overtaken by what is sent after: it is held back here.
+static as_status_t send_or_hold(ucx_op_t *op)
+{
+    if (op->conn->state == UCX_CONNECTING) {
+        ucx_list_remove(&op->link);
+        ucx_list_append(&op->conn->held, &op->link);
+        return AS_OK;
+    }
+    return op_started(op, op_request(op, UCX_AM_MESSAGE, 0));
 }
 
 as_status_t ucx_send(as_conn_t *head, const as_net_send_params_t *params)
@@ -131,13 +149,28 @@ as_status_t ucx_send(as_conn_t *head, const as_net_send_params_t *params)
     op->header_bytes = params->header_bytes;
     op->data = params->data;
     op->data_bytes = params->data_bytes;
-    if (conn->state == UCX_CONNECTING) {
-        // What UCX queues while it connects may be overtaken by what is sent after.
-        ucx_list_remove(&op->link);
-        ucx_list_append(&conn->held, &op->link);
-        return AS_OK;
+    op->iov_count = 0;
+    return send_or_hold(op);
+}
+
+as_status_t ucx_sendv(as_conn_t *head, const as_net_sendv_params_t *params)
+{
+    ucx_op_t *op;
+    as_status_t status = ucx_op_take((ucx_conn_t *)head, params->done, params->ctx, &op);
+    if (status != AS_OK) {
+        return status;
     }
-    return op_started(op, op_request(op, UCX_AM_MESSAGE, 0));
+    if (params->header_bytes > 0) {
+        memcpy(op->header, params->header, params->header_bytes);
+    }
+    op->header_bytes = params->header_bytes;
+    op->data = NULL;
+    op->data_bytes = 0;
+    op->iov_count = params->iov_count;
+    for (size_t i = 0; i < params->iov_count; i++) {
+        op->iov[i] = (ucp_dt_iov_t){(void *)(uintptr_t)params->iov[i].data, params->iov[i].bytes};
+    }
+    return send_or_hold(op);
 }
 
 as_status_t ucx_msg_greet(ucx_conn_t *conn)
@@ -152,6 +185,7 @@ as_status_t ucx_msg_greet(ucx_conn_t *conn)
     op->header_bytes = sizeof(greeting);
     op->data = NULL;
     op->data_bytes = 0;
+    op->iov_count = 0;
     return op_started(op, op_request(op, UCX_AM_GREETING, UCP_AM_SEND_FLAG_EAGER));
 }
 
@@ -325,9 +359,23 @@ as_status_t ucx_mem_alloc(as_net_t *head, size_t bytes, void **memory_p, as_net_
 void ucx_mem_free(as_net_mem_t *head)
 {
     ucx_mem_t *mem = (ucx_mem_t *)head;
-    ucp_mem_unmap(mem->net->context, mem->handle);
-    mem->net->mem_count--;
-    as_mem_free(mem);
+    ucx_net_t *net = mem->net;
+    net->mem_count--;
+    mem->next = net->freed_mems;
+    net->freed_mems = mem;
+    if (net->conn_count == 0) { // else UCX may still receive into it
+        ucx_mems_unmap(net);
+    }
+}
+
+void ucx_mems_unmap(ucx_net_t *net)
+{
+    while (net->freed_mems) {
+        ucx_mem_t *mem = net->freed_mems;
+        net->freed_mems = mem->next;
+        ucp_mem_unmap(net->context, mem->handle);
+        as_mem_free(mem);
+    }
 }
 
 as_status_t ucx_mem_pack(const as_net_mem_t *head, void *rkey, size_t *rkey_bytes_p)
