@@ -22,7 +22,6 @@
 static uint32_t tables[8][256]; // slicing by 8: tables[k][b] is byte b followed by k zero bytes
 
 // ---- Tables
-// ---------------------------------------------------------------------------------------------------------
 
 static void fill_tables(void)
 {
@@ -90,7 +89,6 @@ static bool always(void)
 #include <immintrin.h>
 
 // ---- Constants
-// ------------------------------------------------------------------------------------------------------
 
 #define LONG_BYTES  2048u // one of three streams in a long round of the crc32 instruction
 #define SHORT_BYTES 256u  // and in a short one
@@ -134,7 +132,6 @@ static void fill_constants(void)
 }
 
 // ---- The crc32 instruction, three streams
-// ---------------------------------------------------------------------------
 
 #define TARGET_SSE    __attribute__((target("sse4.2,pclmul")))
 #define TARGET_AVX512 __attribute__((target("sse4.2,pclmul,prfchw,avx512f,vpclmulqdq")))
@@ -225,7 +222,6 @@ static uint32_t sse_copy(uint32_t crc, uint8_t *destination, const uint8_t *sour
 }
 
 // ---- Folding by 512-bit carry-less products
-// -------------------------------------------------------------------------
 
 static bool avx512_supported(void)
 {
@@ -331,7 +327,6 @@ TARGET_AVX512 static uint32_t avx512_copy(uint32_t crc, uint8_t *destination, co
 #endif
 
 // ---- Dispatch
-// -------------------------------------------------------------------------------------------------------
 
 const as_crc32c_impl_t as_crc32c_impls[] = {
     {"table", always, table_crc, table_copy},

@@ -25,7 +25,6 @@
 #define CONNECTIONS_LARGEST 65536u
 
 // ---- libmicrohttpd's callbacks
-// --------------------------------------------------------------------------------------
 
 static enum MHD_Result queue_answer(as_http_request_t *request)
 {
@@ -112,8 +111,18 @@ static void on_completed(void *ctx, struct MHD_Connection *connection, void **re
     }
 }
 
+static void on_connection(void *ctx, struct MHD_Connection *connection, void **socket_context,
+                          enum MHD_ConnectionNotificationCode code)
+{
+    (void)connection;
+    (void)socket_context;
+    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
+        // At its limit the library stops to listen, and only begins again when it runs after this.
+        as_http_run_soon(ctx);
+    }
+}
+
 // ---- Running
-// --------------------------------------------------------------------------------------------------------
 
 static void destroy(as_http_t *http);
 static void on_soon(uv_idle_t *soon);
@@ -204,7 +213,6 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 }
 
 // ---- Start
-// ----------------------------------------------------------------------------------------------------------
 
 // Splits "host:port" or "[host]:port". The parts are written to buffers of the size of the address.
 static bool split_address(const char *address, char *host, char *port)
@@ -287,7 +295,8 @@ static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connect
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)connections_max, MHD_OPTION_CONNECTION_TIMEOUT, AS_HTTP_IDLE_SECONDS_MAX,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
-        1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_END);
+        1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, http, MHD_OPTION_END);
 }
 
 static void open_handles(as_http_t *http, uv_loop_t *uv, int epoll_fd)
@@ -352,7 +361,6 @@ const char *as_http_address(const as_http_t *http)
 }
 
 // ---- End
-// ------------------------------------------------------------------------------------------------------------
 
 static void on_handle_closed(uv_handle_t *handle)
 {

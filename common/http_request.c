@@ -15,7 +15,6 @@
 #include "common/mem.h"
 
 // ---- Buffers
-// --------------------------------------------------------------------------------------------------------
 
 // Appends, keeping one byte beyond the end for a NUL. False when out of memory.
 static bool buffer_append(as_http_buffer_t *buffer, const char *data, size_t bytes)
@@ -49,7 +48,6 @@ static void buffer_free(as_http_buffer_t *buffer)
 }
 
 // ---- Life
-// -----------------------------------------------------------------------------------------------------------
 
 as_http_request_t *as_http_request_new(as_http_t *http, struct MHD_Connection *connection,
                                        const char *method, const char *path)
@@ -145,7 +143,6 @@ void as_http_request_completed(as_http_request_t *request)
 }
 
 // ---- From the client
-// ------------------------------------------------------------------------------------------------
 
 bool as_http_request_receive(as_http_request_t *request, const char *data, size_t bytes)
 {
@@ -270,7 +267,6 @@ const char *as_http_request_header(as_http_request_t *request, const char *name)
 }
 
 // ---- To the client
-// --------------------------------------------------------------------------------------------------
 
 // Hands the response to libmicrohttpd. Without one the connection is closed: a client must not wait
 // for ever.

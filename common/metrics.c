@@ -113,7 +113,6 @@ uint64_t as_metric_quantile(const as_metric_t *metric, double q)
 }
 
 // ---- Rendering
-// ------------------------------------------------------------------------------------------------------
 
 typedef struct text {
     char *bytes;

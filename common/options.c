@@ -29,7 +29,6 @@ const as_option_t *as_options_find(const as_options_t *options, const char *name
 }
 
 // ---- Names
-// ----------------------------------------------------------------------------------------------------------
 
 // "data-port" gives "ASSAY_DATA_PORT".
 static void environment_name(const char *name, char out[ENVIRONMENT_NAME_MAX])
@@ -87,7 +86,6 @@ static void complain_unknown(const as_options_t *options, const char *argument, 
 }
 
 // ---- The command line
-// -----------------------------------------------------------------------------------------------
 
 typedef struct flag {
     const as_option_t *option; // NULL: one of those answered here
@@ -202,7 +200,6 @@ static as_status_t read_command_line(const as_options_t *options, int argc, char
 }
 
 // ---- Sources
-// --------------------------------------------------------------------------------------------------------
 
 static as_status_t store_fallbacks(const as_options_t *options)
 {
@@ -328,7 +325,6 @@ as_status_t as_options_parse(const as_options_t *options, int argc, char **argv,
 }
 
 // ---- Help
-// -----------------------------------------------------------------------------------------------------------
 
 #define HELP_COLUMN 30
 

@@ -74,7 +74,8 @@ void as_option_complain(const as_option_text_t *text, const char *value)
         [AS_OPTION_DURATION] = "a time with its unit, such as 1500us, 250ms, 10s, 2m or 1h",
         [AS_OPTION_DOUBLE] = "a number",
         [AS_OPTION_STRING] = "a text",
-        [AS_OPTION_LIST] = "texts separated by commas, none of them empty (or nothing: an empty list)",
+        [AS_OPTION_LIST] =
+            "texts separated by commas, none of them empty (or nothing: an empty list)",
     };
     fprintf(stderr, "%s: --%s: '%s' (", text->options->program, text->option->name, value);
     print_source(text);

@@ -78,7 +78,6 @@ static as_timer_t *new_timer(as_loop_fn fn, void *ctx)
 }
 
 // ---- Both loops
-// -----------------------------------------------------------------------------------------------------
 
 static void tasks_run_in_the_order_of_posting(void **state)
 {
@@ -349,7 +348,6 @@ static void the_failure_of_each_allocation_is_survived(void **state)
 }
 
 // ---- libuv
-// ----------------------------------------------------------------------------------------------------------
 
 #define POSTS 20000
 
@@ -488,7 +486,6 @@ static void a_delay_without_end_does_not_overflow(void **state)
 }
 
 // ---- Virtual time
-// ---------------------------------------------------------------------------------------------------
 
 static void virtual_time_starts_at_zero_and_jumps(void **state)
 {

@@ -1,0 +1,941 @@
+// SPDX-License-Identifier: Apache-2.0
+// The HTTP server, seen through plain sockets: whole and streamed answers, late answers, clients
+// that leave, are slow or send nonsense, limits, and the metrics port. Client and server share one
+// thread: the client's sockets do not block, and every wait turns the loop.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/http.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/metrics.h"
+
+#define WAIT_US_MAX  20000000u
+#define HELD_MAX     64
+#define ANSWER_BYTES (32u << 20)
+
+static as_loop_t *loop;
+static as_http_t *http;
+static as_http_request_t *held[HELD_MAX]; // given to the handler and not answered
+static int held_count;
+static int requests_seen, aborts_seen;
+static char last_method[32], last_path[256], last_header[256];
+static size_t last_body_bytes;
+static char *last_body;
+
+// ---- The handler
+
+static void reply_text(as_http_request_t *request, int code, const char *text)
+{
+    as_http_reply(request, code, "text/plain", text, strlen(text));
+}
+
+static void on_request(void *ctx, as_http_request_t *request, const as_http_call_t *call)
+{
+    assert_ptr_equal(ctx, &loop);
+    requests_seen++;
+    snprintf(last_method, sizeof(last_method), "%s", call->method);
+    snprintf(last_path, sizeof(last_path), "%s", call->path);
+    const char *header = as_http_request_header(request, "X-Test");
+    snprintf(last_header, sizeof(last_header), "%s", header ? header : "(none)");
+    assert_true((call->body == NULL) == (call->body_bytes == 0));
+    free(last_body);
+    last_body_bytes = call->body_bytes;
+    last_body = malloc(last_body_bytes + 1);
+    memcpy(last_body, call->body ? call->body : "", last_body_bytes + 1); // with its NUL
+    if (strcmp(call->path, "/now") == 0) {
+        reply_text(request, 200, "at once");
+    } else if (strcmp(call->path, "/free") == 0) {
+        held[held_count++] = request;
+        as_http_free(http); // aborts this one, too
+        http = NULL;
+    } else {
+        assert_true(held_count < HELD_MAX);
+        held[held_count++] = request;
+    }
+}
+
+static void forget(as_http_request_t *request)
+{
+    for (int i = 0; i < held_count; i++) {
+        if (held[i] == request) {
+            held[i] = held[--held_count];
+            return;
+        }
+    }
+    fail_msg("a request ended that was not held");
+}
+
+static void on_abort(void *ctx, as_http_request_t *request)
+{
+    assert_ptr_equal(ctx, &loop);
+    aborts_seen++;
+    forget(request);
+}
+
+static void start(uint32_t connections_max)
+{
+    as_http_handlers_t handlers = {.ctx = &loop, .on_request = on_request, .on_abort = on_abort};
+    held_count = requests_seen = aborts_seen = 0;
+    assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
+    assert_int_equal(as_http_alloc(loop, "127.0.0.1:0", connections_max, &handlers, &http), AS_OK);
+}
+
+static int open_server(void **state)
+{
+    (void)state;
+    start(16);
+    return 0;
+}
+
+static int close_server(void **state)
+{
+    (void)state;
+    as_http_free(http);
+    http = NULL;
+    assert_int_equal(held_count, 0);
+    as_loop_free(loop);
+    free(last_body);
+    last_body = NULL;
+    return 0;
+}
+
+// ---- The client
+
+static int connect_to(const char *address)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET};
+    to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+    return fd;
+}
+
+static int connect_client(void)
+{
+    return connect_to(as_http_address(http));
+}
+
+static uint64_t deadline_us(void)
+{
+    return as_loop_now_us(loop) + WAIT_US_MAX;
+}
+
+// Turns the loop once; waits a moment for either side when neither has anything.
+static void turn(int fd, short events, uint64_t deadline)
+{
+    assert_true(as_loop_now_us(loop) < deadline);
+    as_loop_run_once(loop, false);
+    struct pollfd pollfd = {.fd = fd, .events = events};
+    poll(&pollfd, fd >= 0, 1);
+}
+
+static void send_bytes(int fd, const char *data, size_t bytes)
+{
+    uint64_t deadline = deadline_us();
+    while (bytes > 0) {
+        ssize_t sent = send(fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0 && errno != EAGAIN) {
+            return; // the server hung up: the test sees it on reading
+        }
+        data += sent > 0 ? sent : 0;
+        bytes -= sent > 0 ? (size_t)sent : 0;
+        if (bytes > 0) {
+            turn(fd, POLLOUT, deadline);
+        }
+    }
+}
+
+static void send_text(int fd, const char *text)
+{
+    send_bytes(fd, text, strlen(text));
+}
+
+static char answer[ANSWER_BYTES];
+static size_t answer_bytes;
+
+// Reads what is there. False at the end of the connection.
+static bool receive_some(int fd)
+{
+    ssize_t got = recv(fd, answer + answer_bytes, sizeof(answer) - 1 - answer_bytes, MSG_DONTWAIT);
+    if (got > 0) {
+        answer_bytes += (size_t)got;
+        answer[answer_bytes] = '\0';
+    }
+    return got > 0 || (got < 0 && errno == EAGAIN);
+}
+
+static void clear_answer(void)
+{
+    answer_bytes = 0;
+    answer[0] = '\0';
+}
+
+// Waits until the answer holds the text.
+static void await_text(int fd, const char *text)
+{
+    uint64_t deadline = deadline_us();
+    while (!strstr(answer, text)) {
+        turn(fd, POLLIN, deadline);
+        if (!receive_some(fd) && !strstr(answer, text)) {
+            fail_msg("connection ended before '%s': %s", text, answer);
+        }
+    }
+}
+
+static void await_end(int fd)
+{
+    uint64_t deadline = deadline_us();
+    while (receive_some(fd)) {
+        turn(fd, POLLIN, deadline);
+    }
+}
+
+static void await(const int *counter, int value)
+{
+    uint64_t deadline = deadline_us();
+    while (*counter < value) {
+        turn(-1, 0, deadline);
+    }
+    assert_int_equal(*counter, value);
+}
+
+static void request_and_hold(int fd, const char *text)
+{
+    int before = held_count;
+    send_text(fd, text);
+    await(&held_count, before + 1);
+}
+
+#define GET(path) "GET " path " HTTP/1.1\r\nHost: x\r\n\r\n"
+
+// ---- Whole answers
+
+static void a_get_is_answered(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, "GET /now?a=b&c HTTP/1.1\r\nHost: x\r\nx-test: value\r\n\r\n");
+    await_text(fd, "\r\n\r\nat once");
+    assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+    assert_non_null(strstr(answer, "Content-Type: text/plain\r\n"));
+    assert_non_null(strstr(answer, "Content-Length: 7\r\n"));
+    assert_string_equal(last_method, "GET");
+    assert_string_equal(last_path, "/now");
+    assert_string_equal(last_header, "value");
+    assert_int_equal(last_body_bytes, 0);
+    close(fd);
+}
+
+static void a_body_arrives_whole_and_terminated(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, "POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n{\"a\"");
+    turn(fd, POLLIN, deadline_us());
+    assert_int_equal(requests_seen, 0);
+    send_bytes(fd, ": \0\"b\"}", 7);
+    await_text(fd, "at once");
+    assert_int_equal(last_body_bytes, 11);
+    assert_memory_equal(last_body, "{\"a\": \0\"b\"}", 12);
+    close(fd);
+}
+
+static void a_chunked_body_arrives_whole(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd,
+              "POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
+    send_text(fd, "4\r\ndefg\r\n0\r\n\r\n");
+    await_text(fd, "at once");
+    assert_string_equal(last_body, "abcdefg");
+    close(fd);
+}
+
+static void an_answer_may_come_later(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, GET("/later"));
+    for (int i = 0; i < 20; i++) {
+        turn(fd, POLLIN, deadline_us());
+    }
+    assert_true(receive_some(fd));
+    assert_int_equal(answer_bytes, 0);
+    as_http_request_set_user(held[0], &loop);
+    assert_ptr_equal(as_http_request_user(held[0]), &loop);
+    as_http_request_t *request = held[0];
+    forget(request);
+    reply_text(request, 429, "try later");
+    await_text(fd, "try later");
+    assert_int_equal(strncmp(answer, "HTTP/1.1 429 ", 13), 0);
+    close(fd);
+}
+
+static void answers_go_to_their_own_clients_in_any_order(void **state)
+{
+    (void)state;
+    int first = connect_client(), second = connect_client();
+    request_and_hold(first, GET("/1"));
+    as_http_request_t *request_1 = held[0];
+    request_and_hold(second, GET("/2"));
+    as_http_request_t *request_2 = held[1];
+    held_count = 0;
+    reply_text(request_2, 200, "two");
+    reply_text(request_1, 200, "one");
+    clear_answer();
+    await_text(first, "\r\n\r\none");
+    clear_answer();
+    await_text(second, "\r\n\r\ntwo");
+    close(first);
+    close(second);
+}
+
+static void a_connection_is_kept_for_the_next_request(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    for (int i = 1; i <= 5; i++) {
+        clear_answer();
+        request_and_hold(fd, GET("/again"));
+        as_http_request_t *request = held[0];
+        held_count = 0;
+        reply_text(request, 200, "kept");
+        await_text(fd, "kept");
+        assert_int_equal(requests_seen, i);
+    }
+    clear_answer();
+    send_text(fd, GET("/now") GET("/now")); // pipelined
+    await_text(fd, "at once");
+    await(&requests_seen, 7);
+    close(fd);
+}
+
+static void head_gets_headers_only(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, "HEAD /now HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    await_end(fd);
+    assert_non_null(strstr(answer, "Content-Length: 7\r\n"));
+    assert_null(strstr(answer, "at once"));
+    close(fd);
+}
+
+static void a_large_answer_arrives_whole(void **state)
+{
+    (void)state;
+    const size_t bytes = 3 << 20;
+    char *body = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++) {
+        body[i] = (char)('a' + i % 23);
+    }
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, "GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    as_http_reply(request, 200, "application/octet-stream", body, bytes);
+    memset(body, 0, bytes); // copied
+    await_end(fd);
+    const char *at = strstr(answer, "\r\n\r\n") + 4;
+    assert_int_equal(answer_bytes - (size_t)(at - answer), bytes);
+    for (size_t i = 0; i < bytes; i += 997) {
+        assert_int_equal(at[i], 'a' + i % 23);
+    }
+    free(body);
+    close(fd);
+}
+
+// ---- Refusals
+
+static void post_zeros(int fd, size_t bytes, const char *header)
+{
+    static char zeros[65536];
+    char head[256];
+    snprintf(head, sizeof(head), "POST /now HTTP/1.1\r\nHost: x\r\n%sContent-Length: %zu\r\n\r\n",
+             header, bytes);
+    send_text(fd, head);
+    for (size_t sent = 0; sent < bytes; sent += sizeof(zeros)) {
+        size_t left = bytes - sent;
+        send_bytes(fd, zeros, left < sizeof(zeros) ? left : sizeof(zeros));
+    }
+}
+
+static void a_body_at_the_limit_is_taken(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    post_zeros(fd, AS_HTTP_BODY_BYTES_MAX, "");
+    await_text(fd, "at once");
+    assert_int_equal(last_body_bytes, AS_HTTP_BODY_BYTES_MAX);
+    close(fd);
+}
+
+static void a_body_over_the_limit_is_refused_and_the_next_request_works(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    post_zeros(fd, AS_HTTP_BODY_BYTES_MAX + 1, "");
+    await_text(fd, "request body is larger than 8388608 bytes");
+    assert_int_equal(strncmp(answer, "HTTP/1.1 413 ", 13), 0);
+    assert_int_equal(requests_seen, 0);
+    clear_answer();
+    send_text(fd, GET("/now"));
+    await_text(fd, "at once");
+    close(fd);
+}
+
+static void a_chunked_body_over_the_limit_is_refused(void **state)
+{
+    (void)state;
+    static char chunk[1 << 16];
+    int fd = connect_client();
+    clear_answer();
+    memset(chunk, 'x', sizeof(chunk));
+    send_text(fd, "POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n");
+    for (size_t sent = 0; sent <= AS_HTTP_BODY_BYTES_MAX; sent += sizeof(chunk)) {
+        send_text(fd, "10000\r\n");
+        send_bytes(fd, chunk, sizeof(chunk));
+        send_text(fd, "\r\n");
+    }
+    send_text(fd, "0\r\n\r\n");
+    await_text(fd, "HTTP/1.1 413 ");
+    assert_int_equal(requests_seen, 0);
+    close(fd);
+}
+
+static void a_client_that_asks_first_is_refused_before_it_sends(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(
+        fd,
+        "POST /now HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 8388609\r\n\r\n");
+    await_end(fd);
+    assert_int_equal(strncmp(answer, "HTTP/1.1 413 ", 13), 0);
+    close(fd);
+}
+
+static void a_body_without_any_measure_is_refused_at_once(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, "POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\nx");
+    await_end(fd);
+    assert_int_equal(strncmp(answer, "HTTP/1.1 413 ", 13), 0);
+    close(fd);
+}
+
+static void malformed_requests_get_an_error_or_the_end_and_the_server_goes_on(void **state)
+{
+    (void)state;
+    static char long_line[200000];
+    memset(long_line, 'a', sizeof(long_line) - 1);
+    memcpy(long_line, "GET /", 5);
+    static const char *const bad[] = {
+        "nonsense\r\n\r\n",
+        "GET\r\n\r\n",
+        "GET /now HTTP/1.1\r\n\r\n", // no host
+        "GET /now HTTP/9.9\r\nHost: x\r\n\r\n",
+        "POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+        "POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999999\r\n\r\n",
+        "POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n",
+        "POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        "POST /now HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
+        "\x16\x03\x01\x02\r\n\r\n", // TLS to a plain port
+        long_line,
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        int fd = connect_client();
+        clear_answer();
+        send_text(fd, bad[i]);
+        shutdown(fd, SHUT_WR); // what still waits for more gets the end
+        await_end(fd);
+        bool error =
+            strncmp(answer, "HTTP/1.1 4", 10) == 0 || strncmp(answer, "HTTP/1.1 5", 10) == 0;
+        if (answer_bytes > 0 && !error && strncmp(answer, "HTTP/1.0 4", 10) != 0) {
+            fail_msg("request %zu was answered: %s", i, answer);
+        }
+        close(fd);
+    }
+    assert_int_equal(requests_seen, 0);
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, GET("/now"));
+    await_text(fd, "at once");
+    close(fd);
+}
+
+static void connections_over_the_limit_wait_until_one_ends(void **state)
+{
+    (void)state;
+    as_http_free(http);
+    as_loop_free(loop);
+    start(2);
+    int first = connect_client(), second = connect_client();
+    request_and_hold(first, GET("/1"));
+    request_and_hold(second, GET("/2"));
+    int third = connect_client(); // in the backlog
+    send_text(third, GET("/now"));
+    for (int i = 0; i < 30; i++) {
+        turn(-1, 0, deadline_us());
+    }
+    assert_int_equal(requests_seen, 2);
+    close(first);
+    await(&aborts_seen, 1);
+    clear_answer();
+    await_text(third, "at once");
+    close(second);
+    close(third);
+    await(&aborts_seen, 2);
+}
+
+// ---- Clients that leave
+
+static void a_client_that_leaves_while_we_work_is_noticed_without_an_answer(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    request_and_hold(fd, GET("/work"));
+    close(fd);
+    await(&aborts_seen, 1);
+    assert_int_equal(held_count, 0);
+}
+
+static void a_client_that_resets_is_noticed(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    struct linger linger = {.l_onoff = 1};
+    request_and_hold(fd, GET("/work"));
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+    close(fd);
+    await(&aborts_seen, 1);
+}
+
+static void a_client_that_leaves_in_mid_body_never_reaches_the_handler(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    send_text(fd, "POST /work HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nabc");
+    turn(fd, POLLIN, deadline_us());
+    close(fd);
+    for (int i = 0; i < 20; i++) {
+        turn(-1, 0, deadline_us());
+    }
+    assert_int_equal(requests_seen, 0);
+    assert_int_equal(aborts_seen, 0);
+}
+
+static void a_client_that_leaves_in_mid_stream_is_aborted_once(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, GET("/stream"));
+    assert_int_equal(as_http_stream_begin(held[0], 200, "text/event-stream"), AS_OK);
+    assert_int_equal(as_http_stream_write(held[0], "data: 1\n\n", 9), AS_OK);
+    await_text(fd, "data: 1\n\n");
+    close(fd);
+    await(&aborts_seen, 1);
+    for (int i = 0; i < 20; i++) {
+        turn(-1, 0, deadline_us());
+    }
+    assert_int_equal(aborts_seen, 1);
+}
+
+static void a_client_that_leaves_while_much_waits_is_aborted_once(void **state)
+{
+    (void)state;
+    static char piece[1 << 16];
+    int fd = connect_client();
+    request_and_hold(fd, GET("/stream"));
+    assert_int_equal(as_http_stream_begin(held[0], 200, "text/plain"), AS_OK);
+    uint64_t deadline = deadline_us();
+    while (as_http_stream_write(held[0], piece, sizeof(piece)) == AS_OK) {
+        as_loop_run_once(loop, false);
+        assert_true(as_loop_now_us(loop) < deadline);
+    }
+    close(fd);
+    await(&aborts_seen, 1);
+}
+
+static void an_answered_request_is_not_aborted(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    request_and_hold(fd, GET("/work"));
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    reply_text(request, 200, "x");
+    close(fd);
+    for (int i = 0; i < 20; i++) {
+        turn(-1, 0, deadline_us());
+    }
+    assert_int_equal(aborts_seen, 0);
+}
+
+// ---- Streams
+
+static void a_stream_arrives_piece_by_piece(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, "GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    as_http_request_t *request = held[0];
+    assert_int_equal(as_http_stream_begin(request, 200, "text/event-stream"), AS_OK);
+    await_text(fd, "Content-Type: text/event-stream\r\n");
+    for (int i = 0; i < 20; i++) {
+        char piece[32];
+        snprintf(piece, sizeof(piece), "data: %d\n\n", i);
+        assert_int_equal(as_http_stream_write(request, piece, strlen(piece)), AS_OK);
+        await_text(fd, piece); // before anything else is written: not held back
+    }
+    held_count = 0;
+    as_http_stream_end(request);
+    await_end(fd);
+    assert_non_null(strstr(answer, "Transfer-Encoding: chunked\r\n"));
+    assert_string_equal(answer + answer_bytes - 5, "0\r\n\r\n");
+    close(fd);
+}
+
+static void a_stream_may_be_written_and_ended_within_the_handlers_turn(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, GET("/stream"));
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    assert_int_equal(as_http_stream_begin(request, 200, "text/plain"), AS_OK);
+    assert_int_equal(as_http_stream_write(request, "all", 3), AS_OK);
+    as_http_stream_end(request);
+    await_text(fd, "0\r\n\r\n");
+    assert_non_null(strstr(answer, "3\r\nall\r\n"));
+    clear_answer();
+    send_text(fd, GET("/now")); // and the connection is kept
+    await_text(fd, "at once");
+    close(fd);
+}
+
+static void an_empty_stream_ends(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, GET("/stream"));
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    assert_int_equal(as_http_stream_begin(request, 200, "text/plain"), AS_OK);
+    as_http_stream_end(request);
+    await_text(fd, "\r\n\r\n0\r\n\r\n");
+    close(fd);
+}
+
+static void a_stream_to_an_old_client_ends_with_the_connection(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, "GET /stream HTTP/1.0\r\n\r\n");
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    assert_int_equal(as_http_stream_begin(request, 200, "text/plain"), AS_OK);
+    assert_int_equal(as_http_stream_write(request, "plain", 5), AS_OK);
+    as_http_stream_end(request);
+    await_end(fd);
+    assert_string_equal(answer + answer_bytes - 9, "\r\n\r\nplain");
+    close(fd);
+}
+
+static void a_stream_to_a_head_request_ends_with_an_abort(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, "HEAD /stream HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert_int_equal(as_http_stream_begin(held[0], 200, "text/plain"), AS_OK);
+    await_text(fd, "\r\n\r\n");
+    await(&aborts_seen, 1);
+    close(fd);
+}
+
+// Removes the chunk heads and adds up what is left.
+static size_t chunked_bytes(const char *at)
+{
+    size_t total = 0;
+    for (;;) {
+        char *end;
+        size_t bytes = strtoul(at, &end, 16);
+        assert_memory_equal(end, "\r\n", 2);
+        if (bytes == 0) {
+            return total;
+        }
+        for (size_t i = 0; i < bytes; i++) {
+            assert_int_equal(end[2 + i], (char)('a' + (total + i) % 25));
+        }
+        total += bytes;
+        at = end + 2 + bytes + 2;
+    }
+}
+
+static void a_slow_reader_makes_the_writer_wait_and_loses_nothing(void **state)
+{
+    (void)state;
+    static char piece[50000];
+    int fd = connect_client();
+    size_t written = 0;
+    clear_answer();
+    request_and_hold(fd, "GET /stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    as_http_request_t *request = held[0];
+    assert_int_equal(as_http_stream_begin(request, 200, "text/plain"), AS_OK);
+    as_status_t status = AS_OK;
+    for (int calm = 0; calm < 50;) { // until nothing moves for 50 turns
+        for (size_t i = 0; i < sizeof(piece); i++) {
+            piece[i] = (char)('a' + (written + i) % 25);
+        }
+        status = as_http_stream_write(request, piece, written < 28000000 ? sizeof(piece) : 0);
+        written += status == AS_OK && written < 28000000 ? sizeof(piece) : 0;
+        calm = status == AS_ERR_BUSY ? calm + 1 : 0;
+        as_loop_run_once(loop, false);
+        assert_true(written < 28000000); // the limit must come first
+    }
+    assert_int_equal(status, AS_ERR_BUSY);
+    assert_int_equal(aborts_seen, 0);
+    held_count = 0;
+    as_http_stream_end(request);
+    await_end(fd);
+    assert_int_equal(chunked_bytes(strstr(answer, "\r\n\r\n") + 4), written);
+    close(fd);
+}
+
+static void a_write_larger_than_the_buffer_is_refused(void **state)
+{
+    (void)state;
+    char *large = calloc(1, (1 << 20) + 1);
+    int fd = connect_client();
+    clear_answer();
+    request_and_hold(fd, GET("/stream"));
+    as_http_request_t *request = held[0];
+    held_count = 0;
+    assert_int_equal(as_http_stream_begin(request, 200, "text/plain"), AS_OK);
+    assert_int_equal(as_http_stream_write(request, large, (1 << 20) + 1), AS_ERR_LIMIT);
+    assert_int_equal(as_http_stream_write(request, large, 1 << 20), AS_OK);
+    as_http_stream_end(request);
+    await_text(fd, "\r\n\r\n");
+    close(fd);
+    free(large);
+}
+
+// ---- Life
+
+static void freeing_the_server_aborts_what_is_open(void **state)
+{
+    (void)state;
+    int waiting = connect_client(), streaming = connect_client(), idle = connect_client();
+    request_and_hold(waiting, GET("/1"));
+    request_and_hold(streaming, GET("/2"));
+    assert_int_equal(as_http_stream_begin(held[1], 200, "text/plain"), AS_OK);
+    assert_int_equal(as_http_stream_write(held[1], "x", 1), AS_OK);
+    send_text(idle, "POST /3 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab");
+    turn(idle, POLLIN, deadline_us());
+    as_http_free(http);
+    http = NULL;
+    assert_int_equal(aborts_seen, 2);
+    assert_int_equal(held_count, 0);
+    clear_answer();
+    await_end(waiting);
+    await_end(idle);
+    close(waiting);
+    close(streaming);
+    close(idle);
+}
+
+static void the_server_may_be_freed_by_its_handler(void **state)
+{
+    (void)state;
+    int other = connect_client(), fd = connect_client();
+    request_and_hold(other, GET("/wait"));
+    send_text(fd, GET("/free"));
+    uint64_t deadline = deadline_us();
+    while (http) {
+        turn(-1, 0, deadline);
+    }
+    assert_int_equal(aborts_seen, 2);
+    clear_answer();
+    await_end(fd);
+    close(other);
+    close(fd);
+}
+
+static void an_address_that_cannot_be_used_is_refused(void **state)
+{
+    (void)state;
+    as_http_handlers_t handlers = {.ctx = &loop, .on_request = on_request, .on_abort = on_abort};
+    as_http_t *second = NULL;
+    static const char *const bad[] = {
+        "", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "::1:80"};
+    unsigned long errors = as_log_count(AS_LOG_ERROR);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_int_equal(as_http_alloc(loop, bad[i], 4, &handlers, &second), AS_ERR_INVALID);
+    }
+    assert_int_equal(as_http_alloc(loop, as_http_address(http), 4, &handlers, &second),
+                     AS_ERR_IO); // taken
+    assert_int_equal(as_log_count(AS_LOG_ERROR), errors + sizeof(bad) / sizeof(bad[0]) + 1);
+    assert_null(second);
+    as_loop_t *sim;
+    assert_int_equal(as_loop_alloc_sim(&sim), AS_OK);
+    assert_int_equal(as_http_alloc(sim, "127.0.0.1:0", 4, &handlers, &second), AS_ERR_UNSUPPORTED);
+    as_loop_free(sim);
+}
+
+static void the_failure_of_each_allocation_of_a_start_is_survived(void **state)
+{
+    (void)state;
+    uint64_t n = 0;
+    as_status_t status = AS_ERR_NO_MEMORY;
+    as_http_t *second;
+    while (status != AS_OK) {
+        as_mem_fail_nth(++n);
+        status = as_http_alloc_metrics(loop, "127.0.0.1:0", NULL, NULL, &second);
+        assert_true(status == AS_OK || status == AS_ERR_NO_MEMORY);
+        assert_true(n < 100);
+    }
+    as_mem_fail_nth(0);
+    assert_true(n > 2);
+    as_http_free(second);
+}
+
+// Each failure may cost its own request, never the server.
+static void the_failure_of_each_allocation_of_a_request_is_survived(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1; n <= 6; n++) {
+        int fd = connect_client();
+        clear_answer();
+        as_mem_fail_nth(n);
+        send_text(
+            fd,
+            "POST /now HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\nabc");
+        await_end(fd);
+        as_mem_fail_nth(0);
+        assert_true(answer_bytes == 0 || strncmp(answer, "HTTP/1.1 503 ", 13) == 0 ||
+                    strstr(answer, "at once"));
+        close(fd);
+    }
+    assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0); // more than a request allocates
+}
+
+// ---- The metrics port
+
+static bool is_ready(void *ctx)
+{
+    return *(bool *)ctx;
+}
+
+static void ask_metrics(as_http_t *metrics, const char *text)
+{
+    int fd = connect_to(as_http_address(metrics));
+    clear_answer();
+    send_text(fd, text);
+    await_end(fd);
+    close(fd);
+}
+
+#define GET_CLOSE(path) "GET " path " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+static void the_metrics_port_answers_scrapers_and_probes(void **state)
+{
+    (void)state;
+    static as_metric_t metric = {
+        .name = "assay_test_asked_total", .help = "asked", .type = AS_METRIC_COUNTER};
+    bool ready = false;
+    as_http_t *metrics;
+    as_metric_register(&metric, 1);
+    as_metric_add(&metric, 3);
+    assert_int_equal(as_http_alloc_metrics(loop, "127.0.0.1:0", is_ready, &ready, &metrics), AS_OK);
+    ask_metrics(metrics, GET_CLOSE("/metrics"));
+    assert_non_null(strstr(answer, "Content-Type: text/plain; version=0.0.4"));
+    assert_non_null(
+        strstr(answer, "# TYPE assay_test_asked_total counter\nassay_test_asked_total 3\n"));
+    ask_metrics(metrics, GET_CLOSE("/livez"));
+    assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+    ask_metrics(metrics, GET_CLOSE("/readyz"));
+    assert_int_equal(strncmp(answer, "HTTP/1.1 503 ", 13), 0);
+    ready = true;
+    ask_metrics(metrics, GET_CLOSE("/readyz"));
+    assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
+    ask_metrics(metrics, GET_CLOSE("/other"));
+    assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
+    ask_metrics(metrics, "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
+    as_http_free(metrics);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, open_server, close_server)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_get_is_answered),
+        TEST(a_body_arrives_whole_and_terminated),
+        TEST(a_chunked_body_arrives_whole),
+        TEST(an_answer_may_come_later),
+        TEST(answers_go_to_their_own_clients_in_any_order),
+        TEST(a_connection_is_kept_for_the_next_request),
+        TEST(head_gets_headers_only),
+        TEST(a_large_answer_arrives_whole),
+        TEST(a_body_at_the_limit_is_taken),
+        TEST(a_body_over_the_limit_is_refused_and_the_next_request_works),
+        TEST(a_chunked_body_over_the_limit_is_refused),
+        TEST(a_client_that_asks_first_is_refused_before_it_sends),
+        TEST(a_body_without_any_measure_is_refused_at_once),
+        TEST(malformed_requests_get_an_error_or_the_end_and_the_server_goes_on),
+        TEST(connections_over_the_limit_wait_until_one_ends),
+        TEST(a_client_that_leaves_while_we_work_is_noticed_without_an_answer),
+        TEST(a_client_that_resets_is_noticed),
+        TEST(a_client_that_leaves_in_mid_body_never_reaches_the_handler),
+        TEST(a_client_that_leaves_in_mid_stream_is_aborted_once),
+        TEST(a_client_that_leaves_while_much_waits_is_aborted_once),
+        TEST(an_answered_request_is_not_aborted),
+        TEST(a_stream_arrives_piece_by_piece),
+        TEST(a_stream_may_be_written_and_ended_within_the_handlers_turn),
+        TEST(an_empty_stream_ends),
+        TEST(a_stream_to_an_old_client_ends_with_the_connection),
+        TEST(a_stream_to_a_head_request_ends_with_an_abort),
+        TEST(a_slow_reader_makes_the_writer_wait_and_loses_nothing),
+        TEST(a_write_larger_than_the_buffer_is_refused),
+        TEST(freeing_the_server_aborts_what_is_open),
+        TEST(the_server_may_be_freed_by_its_handler),
+        TEST(an_address_that_cannot_be_used_is_refused),
+        TEST(the_failure_of_each_allocation_of_a_start_is_survived),
+        TEST(the_failure_of_each_allocation_of_a_request_is_survived),
+        TEST(the_metrics_port_answers_scrapers_and_probes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
