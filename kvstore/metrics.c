@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The metrics of a store, by kvs_metric_t.
+#include "kvstore/store.h"
+
+#define COUNTER(metric, text)                                                                      \
+    {                                                                                              \
+        .name = "assay_kvstore_" metric, .help = text, .type = AS_METRIC_COUNTER                   \
+    }
+#define GAUGE(metric, text)                                                                        \
+    {                                                                                              \
+        .name = "assay_kvstore_" metric, .help = text, .type = AS_METRIC_GAUGE                     \
+    }
+
+as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
+    [KVS_METRIC_HITS] = COUNTER("hit_blocks_total", "Blocks that were located"),
+    [KVS_METRIC_MISSES] =
+        COUNTER("miss_blocks_total", "Blocks that were asked for and are not here"),
+    [KVS_METRIC_BYTES_READ] =
+        COUNTER("read_bytes_total", "Bytes sent to readers; one-sided reads are not counted"),
+    [KVS_METRIC_BYTES_WRITTEN] = COUNTER("written_bytes_total", "Bytes received from writers"),
+    [KVS_METRIC_EVICTIONS] = COUNTER("evicted_blocks_total", "Blocks evicted to make room"),
+    [KVS_METRIC_CHECKSUM_FAILURES] =
+        COUNTER("commit_checksum_failures_total",
+                "Commits refused, since the bytes were not what was promised"),
+    [KVS_METRIC_BUSY] = COUNTER("busy_total", "Requests refused, since a pool or queue was full"),
+    [KVS_METRIC_PROTOCOL_ERRORS] =
+        COUNTER("protocol_errors_total", "Connections closed for breaking the protocol"),
+    [KVS_METRIC_BLOCKS] = GAUGE("stored_blocks", "Blocks that can be read"),
+    [KVS_METRIC_USED_BYTES] = GAUGE("pool_used_bytes", "Bytes of the pool that hold blocks"),
+    [KVS_METRIC_POOL_BYTES] = GAUGE("pool_bytes", "Bytes of the pool"),
+    [KVS_METRIC_LEASES] = GAUGE("leases", "Leases that are out"),
+    [KVS_METRIC_RESERVATIONS] = GAUGE("reservations", "Reservations of writers"),
+    [KVS_METRIC_CONNECTIONS] = GAUGE("connections", "Open connections on the data port"),
+    [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
+                              .help = "From RESERVE to the block being visible",
+                              .type = AS_METRIC_HISTOGRAM},
+};

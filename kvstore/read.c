@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// READ: extents of leased blocks, sent from the pool as they lie there. Nothing is copied; the
+// blocks are pinned until the network is done with them, so a lease that ends in the meantime does
+// no harm.
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "kvstore/store.h"
+
+typedef struct read {
+    kvs_conn_t *conn;
+    uint32_t count; // blocks
+    uint32_t blocks[AS_WIRE_EXTENTS_MAX];
+    as_net_iov_t iov[AS_WIRE_EXTENTS_MAX];
+    uint32_t iov_count;
+    size_t bytes;
+    uint8_t *scratch; // of the fault site only
+} read_t;
+
+as_status_t kvs_reads_alloc(kvs_store_t *store)
+{
+    return as_pool_alloc("kvs reads", sizeof(read_t), store->options.reads_max, &store->reads);
+}
+
+static void refuse(kvs_conn_t *conn, const as_wire_read_t *ask, as_status_t status)
+{
+    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->head.request),
+                                  .status = as_wire_status_of(status)};
+    if (status == AS_ERR_BUSY) {
+        as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
+    }
+    kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
+static void on_sent(void *ctx, as_status_t status)
+{
+    read_t *read = ctx;
+    kvs_conn_t *conn = read->conn;
+    kvs_store_t *store = conn->store;
+    for (uint32_t i = 0; i < read->count; i++) {
+        kvs_index_unpin(store->index, kvs_index_at(store->index, read->blocks[i]));
+    }
+    if (status == AS_OK) {
+        kvs_count(&store->counted.bytes_read, KVS_METRIC_BYTES_READ, read->bytes);
+    }
+    as_mem_free(read->scratch);
+    as_pool_give(store->reads, read);
+    conn->reads--;
+    kvs_conn_drop(conn);
+}
+
+// Pins the blocks and lays out what is to be sent.
+static as_status_t gather(read_t *read, const as_wire_read_t *ask)
+{
+    kvs_conn_t *conn = read->conn;
+    kvs_store_t *store = conn->store;
+    for (uint32_t i = 0; i < ask->index_count; i++) {
+        kvs_block_t *block =
+            kvs_lease_block(store->leases, &conn->leases, ask->lease_id, ask->index_first + i);
+        if (!block) {
+            return AS_ERR_LEASE;
+        }
+        if (ask->layer_first >= block->spec.layers ||
+            ask->layer_count > block->spec.layers - ask->layer_first) {
+            return AS_ERR_INVALID;
+        }
+        kvs_index_pin(store->index, block);
+        read->blocks[read->count++] = kvs_index_id(store->index, block);
+        read->iov[i] = (as_net_iov_t){kvs_index_extent(store->index, block, ask->layer_first),
+                                      (size_t)ask->layer_count * block->spec.extent_bytes};
+        read->iov_count = i + 1;
+        read->bytes += read->iov[i].bytes;
+    }
+    if (ask->index_count * ask->layer_count > 1 && read->bytes > AS_WIRE_READ_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    return AS_OK;
+}
+
+// What a torn or damaged extent looks like to the reader. The pool itself stays as it is.
+static void corrupt(read_t *read)
+{
+    read->scratch = as_mem_alloc(read->iov[0].bytes);
+    if (read->scratch) {
+        memcpy(read->scratch, read->iov[0].data, read->iov[0].bytes);
+        read->scratch[read->iov[0].bytes / 2] ^= 1;
+        read->iov[0].data = read->scratch;
+    }
+}
+
+void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *ask)
+{
+    kvs_store_t *store = conn->store;
+    if (ask->index_count == 0 || ask->layer_count == 0 ||
+        (ask->index_count > 1 && ask->layer_count > 1) || ask->index_count > AS_WIRE_EXTENTS_MAX ||
+        ask->layer_count > AS_WIRE_EXTENTS_MAX || ask->index_first >= AS_WIRE_KEYS_MAX) {
+        kvs_conn_offend(conn, "a malformed READ");
+        return;
+    }
+    read_t *read = conn->reads < KVS_CONN_READS_MAX ? as_pool_take(store->reads) : NULL;
+    if (!read) {
+        refuse(conn, ask, AS_ERR_BUSY);
+        return;
+    }
+    read->conn = conn;
+    conn->reads++;
+    kvs_conn_hold(conn);
+    as_status_t status = gather(read, ask);
+    if (status == AS_OK && as_fault(AS_FAULT_serve_read_corrupt)) {
+        corrupt(read);
+    }
+    if (status == AS_OK) {
+        const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->head.request)};
+        status = as_net_sendv(conn->net, &reply, sizeof(reply), read->iov, read->iov_count, on_sent,
+                              read);
+    }
+    if (status != AS_OK) {
+        kvs_conn_hold(conn);
+        on_sent(read, status);
+        refuse(conn, ask, status);
+        kvs_conn_drop(conn);
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage "serve": connections of clients, and LOCATE and RELEASE; the other messages are handed to
+// read.c and put.c.
+//
+// A connection begins with HELLO. Every header is checked by as_wire_check and every count against
+// its limit before it is used; a peer that breaks the protocol loses its connection, and with it
+// its leases and reservations. A peer that asks for more than there is room for is told BUSY. An
+// answer that cannot be sent is dropped: the client has a deadline of its own.
+//
+// A callback of the network that refers to a connection holds it (kvs_conn_hold), so a connection
+// that is closed in the meantime is freed with the last of them.
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "kvstore/store.h"
+
+// ---- connections
+
+static void on_accept(void *ctx, as_conn_t *net_conn)
+{
+    kvs_store_t *store = ctx;
+    kvs_conn_t *conn =
+        store->conn_count < store->options.connections_max ? as_mem_zalloc(1, sizeof(*conn)) : NULL;
+    if (!conn) {
+        AS_WARN("kvstore", "connection refused: %u are open", store->conn_count);
+        as_conn_set_user(net_conn, NULL);
+        as_net_close(net_conn);
+        return;
+    }
+    conn->store = store;
+    conn->net = net_conn;
+    conn->leases.first = KVS_LEASE_NONE;
+    conn->first_reservation = UINT32_MAX;
+    conn->next = store->conns;
+    if (store->conns) {
+        store->conns->prev = conn;
+    }
+    store->conns = conn;
+    store->conn_count++;
+    as_conn_set_user(net_conn, conn);
+    as_metric_set(&kvs_metrics[KVS_METRIC_CONNECTIONS], store->conn_count);
+}
+
+static void free_if_unheld(kvs_conn_t *conn)
+{
+    if (!conn->net && conn->ops == 0) {
+        as_mem_free(conn);
+    }
+}
+
+void kvs_conn_hold(kvs_conn_t *conn)
+{
+    conn->ops++;
+}
+
+void kvs_conn_drop(kvs_conn_t *conn)
+{
+    AS_ASSERT(conn->ops > 0);
+    conn->ops--;
+    free_if_unheld(conn);
+}
+
+void kvs_conn_close(kvs_conn_t *conn)
+{
+    kvs_store_t *store = conn->store;
+    if (!conn->net) {
+        return;
+    }
+    as_conn_set_user(conn->net, NULL);
+    as_net_close(conn->net);
+    conn->net = NULL;
+    conn->ops++; // stays while its reservations end
+    kvs_lease_end_owner(store->leases, &conn->leases);
+    kvs_puts_end_conn(conn);
+    if (conn->prev) {
+        conn->prev->next = conn->next;
+    } else {
+        store->conns = conn->next;
+    }
+    if (conn->next) {
+        conn->next->prev = conn->prev;
+    }
+    store->conn_count--;
+    as_metric_set(&kvs_metrics[KVS_METRIC_CONNECTIONS], store->conn_count);
+    kvs_conn_drop(conn);
+}
+
+static void on_lost(void *ctx, as_conn_t *net_conn, as_status_t status)
+{
+    (void)ctx;
+    kvs_conn_t *conn = as_conn_user(net_conn);
+    AS_DEBUG("kvstore", "client lost: %s", as_status_str(status));
+    if (conn) {
+        kvs_conn_close(conn);
+    } else {
+        as_net_close(net_conn);
+    }
+}
+
+void kvs_conn_offend(kvs_conn_t *conn, const char *what)
+{
+    AS_WARN("kvstore", "connection closed: peer sent %s", what);
+    as_metric_add(&kvs_metrics[KVS_METRIC_PROTOCOL_ERRORS], 1);
+    kvs_conn_close(conn);
+}
+
+void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes)
+{
+    if (!conn->net) {
+        return;
+    }
+    as_status_t status = as_net_send(conn->net, header, bytes, NULL, 0, NULL, NULL);
+    if (status != AS_OK) {
+        AS_DEBUG("kvstore", "answer dropped: %s", as_status_str(status));
+    }
+}
+
+// ---- HELLO
+
+typedef struct hello_answer {
+    kvs_conn_t *conn;
+    uint8_t rkey[AS_NET_RKEY_BYTES_MAX];
+} hello_answer_t;
+
+static void on_hello_answered(void *ctx, as_status_t status)
+{
+    (void)status;
+    hello_answer_t *answer = ctx;
+    kvs_conn_t *conn = answer->conn;
+    as_mem_free(answer);
+    kvs_conn_drop(conn);
+}
+
+static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
+{
+    kvs_store_t *store = conn->store;
+    as_wire_hello_reply_t reply = {
+        .head = as_wire_head(AS_WIRE_HELLO_REPLY, ask->head.request),
+        .node_id = store->node_id,
+        .incarnation = store->options.incarnation,
+        .pool_address = (uint64_t)(uintptr_t)store->memory,
+        .pool_bytes = kvs_pool_bytes(store->pool),
+        .lease_ms_max = (uint32_t)(store->options.lease_us_max / 1000),
+        .keys_max = AS_WIRE_KEYS_MAX,
+        .reads_max = KVS_CONN_READS_MAX,
+        .read_bytes_max = AS_WIRE_READ_BYTES_MAX,
+    };
+    if (ask->role != AS_WIRE_CLIENT && ask->role != AS_WIRE_STORE) {
+        kvs_conn_offend(conn, "an unknown role");
+        return;
+    }
+    conn->greeted = true;
+    hello_answer_t *answer = as_mem_alloc(sizeof(*answer));
+    size_t rkey_bytes = 0;
+    if (!answer || as_net_mem_pack(store->mem, answer->rkey, &rkey_bytes) != AS_OK ||
+        rkey_bytes == 0) {
+        as_mem_free(answer);
+        kvs_conn_reply(conn, &reply, sizeof(reply)); // without a key: messages only
+        return;
+    }
+    answer->conn = conn;
+    reply.rkey_bytes = (uint32_t)rkey_bytes;
+    kvs_conn_hold(conn);
+    if (as_net_send(conn->net, &reply, sizeof(reply), answer->rkey, rkey_bytes, on_hello_answered,
+                    answer) != AS_OK) {
+        on_hello_answered(answer, AS_ERR_BUSY);
+    }
+}
+
+// ---- LOCATE
+
+as_status_t kvs_locates_alloc(kvs_store_t *store)
+{
+    const size_t key_bytes = AS_WIRE_KEYS_MAX * sizeof(as_key_t);
+    const size_t each = (key_bytes + AS_WIRE_LOCATED_BYTES_MAX + 63) / 64 * 64;
+    store->locate_memory = as_mem_alloc(KVS_LOCATES_MAX * each);
+    if (!store->locate_memory) {
+        return AS_ERR_NO_MEMORY;
+    }
+    for (uint32_t i = 0; i < KVS_LOCATES_MAX; i++) {
+        kvs_locate_t *locate = &store->locates[i];
+        locate->keys = (as_key_t *)(void *)(store->locate_memory + i * each);
+        locate->answer = store->locate_memory + i * each + key_bytes;
+        locate->next = store->locates_unused;
+        store->locates_unused = locate;
+    }
+    return AS_OK;
+}
+
+static void locate_give(kvs_locate_t *locate)
+{
+    kvs_conn_t *conn = locate->conn;
+    locate->conn = NULL;
+    locate->next = conn->store->locates_unused;
+    conn->store->locates_unused = locate;
+    kvs_conn_drop(conn);
+}
+
+static void on_located_sent(void *ctx, as_status_t status)
+{
+    (void)status;
+    locate_give(ctx);
+}
+
+// Finds the blocks and leases them; an error leaves none leased.
+static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wire_located_t *reply)
+{
+    kvs_conn_t *conn = locate->conn;
+    kvs_store_t *store = conn->store;
+    uint32_t hits = 0;
+    for (uint32_t i = 0; i < locate->header.key_count; i++) {
+        blocks[i] = kvs_index_find(store->index, &locate->keys[i], locate->header.kind);
+        hits += blocks[i] != NULL;
+    }
+    kvs_count(&store->counted.hits, KVS_METRIC_HITS, hits);
+    kvs_count(&store->counted.misses, KVS_METRIC_MISSES, locate->header.key_count - hits);
+    if (hits == 0 || locate->header.lease_ms == 0) {
+        return AS_OK;
+    }
+    uint64_t lease_us = (uint64_t)locate->header.lease_ms * 1000;
+    lease_us = lease_us < store->options.lease_us_max ? lease_us : store->options.lease_us_max;
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    as_status_t status =
+        kvs_lease_begin(store->leases, &conn->leases, blocks, locate->header.key_count,
+                        now_us + lease_us + lease_us / 64 + KVS_LEASE_GRACE_US, &reply->lease_id);
+    if (status == AS_OK) {
+        reply->lease_ms = (uint32_t)(lease_us / 1000);
+        kvs_store_watch(store);
+    }
+    return status;
+}
+
+// Writes places and checksums behind each other; returns their bytes.
+static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *blocks,
+                           as_wire_located_t *reply)
+{
+    const kvs_store_t *store = locate->conn->store;
+    uint8_t *places = locate->answer;
+    uint8_t *crcs = places + locate->header.key_count * sizeof(as_wire_place_t);
+    for (uint32_t i = 0; i < locate->header.key_count; i++) {
+        as_wire_place_t place = {.status = AS_WIRE_NOT_FOUND};
+        if (blocks[i]) {
+            const kvs_spec_t *spec = &blocks[i]->spec;
+            place = (as_wire_place_t){
+                .status = AS_WIRE_OK,
+                .layers = spec->layers,
+                .extent_bytes = spec->extent_bytes,
+                .tokens = spec->tokens,
+                .address = (uint64_t)(uintptr_t)kvs_index_extent(store->index, blocks[i], 0),
+                .crc_first = reply->crc_count,
+            };
+            memcpy(crcs + reply->crc_count * sizeof(uint32_t),
+                   kvs_index_crcs(store->index, blocks[i]), spec->layers * sizeof(uint32_t));
+            reply->crc_count += spec->layers;
+        }
+        memcpy(places + i * sizeof(place), &place, sizeof(place));
+    }
+    reply->key_count = locate->header.key_count;
+    return locate->header.key_count * sizeof(as_wire_place_t) + reply->crc_count * sizeof(uint32_t);
+}
+
+static void on_locate_keys(void *ctx, as_status_t status)
+{
+    kvs_locate_t *locate = ctx;
+    kvs_conn_t *conn = locate->conn;
+    if (status != AS_OK || !conn->net || as_fault(AS_FAULT_serve_locate_drop)) {
+        locate_give(locate);
+        return;
+    }
+    kvs_block_t *blocks[AS_WIRE_KEYS_MAX];
+    as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, locate->header.head.request)};
+    status = locate_find(locate, blocks, &reply);
+    if (status != AS_OK) {
+        as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
+        reply.status = as_wire_status_of(status);
+        kvs_conn_reply(conn, &reply, sizeof(reply));
+        locate_give(locate);
+        return;
+    }
+    size_t bytes = locate_write(locate, blocks, &reply);
+    if (as_net_send(conn->net, &reply, sizeof(reply), locate->answer, bytes, on_located_sent,
+                    locate) != AS_OK) {
+        kvs_lease_end(conn->store->leases, &conn->leases, reply.lease_id);
+        locate_give(locate);
+    }
+}
+
+static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_msg_t *msg)
+{
+    kvs_store_t *store = conn->store;
+    if (ask->key_count == 0 || ask->key_count > AS_WIRE_KEYS_MAX ||
+        msg->data_bytes != ask->key_count * sizeof(as_key_t) ||
+        (ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED)) {
+        kvs_conn_offend(conn, "a malformed LOCATE");
+        return;
+    }
+    kvs_locate_t *locate = store->locates_unused;
+    if (locate) {
+        store->locates_unused = locate->next;
+        locate->conn = conn;
+        locate->header = *ask;
+        kvs_conn_hold(conn);
+        if (as_net_msg_recv(msg, locate->keys, on_locate_keys, locate) == AS_OK) {
+            return;
+        }
+        locate_give(locate);
+    }
+    const as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, ask->head.request),
+                                     .status = AS_WIRE_BUSY};
+    as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
+    kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
+// ---- messages
+
+static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
+{
+    (void)ctx;
+    kvs_conn_t *conn = as_conn_user(net_conn);
+    if (!conn) {
+        return; // refused or closed
+    }
+    if (!as_wire_check(msg->header, msg->header_bytes)) {
+        kvs_conn_offend(conn, "a malformed header");
+        return;
+    }
+    uint32_t type = ((const as_wire_head_t *)msg->header)->type;
+    if (!conn->greeted && type != AS_WIRE_HELLO) {
+        kvs_conn_offend(conn, "something before HELLO");
+        return;
+    }
+    switch (type) {
+    case AS_WIRE_HELLO:
+        serve_hello(conn, msg->header);
+        break;
+    case AS_WIRE_LOCATE:
+        serve_locate(conn, msg->header, msg);
+        break;
+    case AS_WIRE_READ:
+        kvs_read_serve(conn, msg->header);
+        break;
+    case AS_WIRE_RELEASE:
+        kvs_lease_end(conn->store->leases, &conn->leases,
+                      ((const as_wire_release_t *)msg->header)->lease_id);
+        break;
+    case AS_WIRE_RESERVE:
+        kvs_put_reserve(conn, msg->header);
+        break;
+    case AS_WIRE_WRITE:
+        kvs_put_write(conn, msg->header, msg);
+        break;
+    case AS_WIRE_COMMIT:
+        kvs_put_commit(conn, msg->header, msg);
+        break;
+    case AS_WIRE_ABANDON:
+        kvs_put_abandon(conn, msg->header);
+        break;
+    default:
+        kvs_conn_offend(conn, "an answer where a question belongs");
+    }
+}
+
+void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p)
+{
+    *handlers_p = (as_net_handlers_t){store, on_accept, on_message, on_lost};
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store node put together: its options, memory, net, and what runs beside the messages (sweep,
+// eviction).
+#include "kvstore/store.h"
+
+#include <sys/random.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "kvstore/evict.h"
+
+#define BLOCKS_MIN      1024u
+#define BLOCKS_LIMIT    (1u << 20)
+#define BYTES_PER_BLOCK 16384u
+
+void kvs_store_options_init(kvs_store_options_t *options)
+{
+    *options = (kvs_store_options_t){
+        .data_address = "127.0.0.1:0",
+        .incarnation = 1,
+        .leases_max = 4096,
+        .reservations_max = 1024,
+        .reads_max = 4096,
+        .connections_max = 4096,
+        .lease_us_max = 30000000,
+        .reservation_us = 10000000,
+        .evict_high_percent = 95,
+        .evict_low_percent = 90,
+    };
+}
+
+static as_status_t options_check(const kvs_store_options_t *options)
+{
+    const char *wrong = NULL;
+    if (!options->loop || !options->net_alloc || !options->data_address) {
+        wrong = "loop, net and address must be given";
+    } else if (options->ram_bytes < 16 * KVS_POOL_GRAIN_BYTES) {
+        wrong = "ram must be at least 64KiB";
+    } else if (options->leases_max == 0 || options->reservations_max == 0 ||
+               options->reads_max == 0 || options->connections_max == 0 ||
+               options->blocks_max > BLOCKS_LIMIT * 16) {
+        wrong = "a limit is 0 or too large";
+    } else if (options->lease_us_max < 1000 ||
+               options->lease_us_max / 1000 > AS_WIRE_LEASE_MS_MAX ||
+               options->reservation_us < 1000 ||
+               options->reservation_us / 1000 > AS_WIRE_LEASE_MS_MAX) {
+        wrong = "leases and reservations last between 1ms and 600s";
+    } else if (options->evict_high_percent > 100 ||
+               options->evict_low_percent > options->evict_high_percent) {
+        wrong = "eviction goes from the high share down to the low one";
+    }
+    if (wrong) {
+        AS_ERROR("kvstore", "options: %s", wrong);
+        return AS_ERR_CONFIG;
+    }
+    return AS_OK;
+}
+
+static uint64_t node_id_of(const uint8_t instance_id[16])
+{
+    uint64_t id = 0;
+    for (int i = 7; i >= 0; i--) {
+        id = id << 8 | instance_id[i];
+    }
+    return id;
+}
+
+static as_status_t identify(kvs_store_t *store)
+{
+    store->node_id = node_id_of(store->options.instance_id);
+    while (store->node_id == 0) {
+        if (getrandom(store->options.instance_id, 16, 0) != 16) {
+            AS_ERROR("kvstore", "no random bytes for the instance id");
+            return AS_ERR_IO;
+        }
+        store->node_id = node_id_of(store->options.instance_id);
+    }
+    return AS_OK;
+}
+
+// ---- beside the messages
+
+void kvs_store_gauge(kvs_store_t *store)
+{
+    as_metric_set(&kvs_metrics[KVS_METRIC_BLOCKS], kvs_index_count(store->index, KVS_SEALED));
+    as_metric_set(&kvs_metrics[KVS_METRIC_USED_BYTES], (int64_t)kvs_pool_used(store->pool));
+    as_metric_set(&kvs_metrics[KVS_METRIC_POOL_BYTES], (int64_t)kvs_pool_bytes(store->pool));
+    as_metric_set(&kvs_metrics[KVS_METRIC_LEASES], kvs_leases_count(store->leases));
+    as_metric_set(&kvs_metrics[KVS_METRIC_RESERVATIONS], kvs_puts_count(store->puts));
+}
+
+static void on_sweep(void *ctx)
+{
+    kvs_store_t *store = ctx;
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    kvs_leases_sweep(store->leases, now_us);
+    kvs_puts_sweep(store->puts, now_us);
+    kvs_store_gauge(store);
+    store->sweeping = kvs_leases_count(store->leases) > 0 || kvs_puts_count(store->puts) > 0;
+    if (store->sweeping) {
+        as_timer_start(store->sweep, KVS_SWEEP_US);
+    }
+}
+
+void kvs_store_watch(kvs_store_t *store)
+{
+    if (!store->sweeping) {
+        store->sweeping = true;
+        as_timer_start(store->sweep, KVS_SWEEP_US);
+    }
+}
+
+static size_t percent_of_pool(const kvs_store_t *store, uint32_t percent)
+{
+    return kvs_pool_bytes(store->pool) / 100 * percent;
+}
+
+static void on_evict(void *ctx)
+{
+    kvs_store_t *store = ctx;
+    uint64_t evicted = 0;
+    bool more = kvs_evict_some(store->index, store->pool, store->evict_goal_bytes, &evicted);
+    kvs_count(&store->counted.evictions, KVS_METRIC_EVICTIONS, evicted);
+    kvs_store_gauge(store);
+    store->evicting = more;
+    if (more) {
+        as_timer_start(store->evict, 0);
+    } else {
+        store->evict_goal_bytes = SIZE_MAX;
+    }
+}
+
+void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
+{
+    size_t used = kvs_pool_used(store->pool), all = kvs_pool_bytes(store->pool);
+    if (wanted_bytes == 0 && used <= percent_of_pool(store, store->options.evict_high_percent)) {
+        return;
+    }
+    // Twice what was wanted: one large enough run is what counts, and the writer will come again.
+    size_t goal = percent_of_pool(store, store->options.evict_low_percent);
+    size_t room = wanted_bytes < all / 2 ? all - 2 * wanted_bytes : 0;
+    goal = wanted_bytes > 0 && room < goal ? room : goal;
+    if (wanted_bytes > 0 &&
+        goal >= used) { // free, but in pieces, or no entry is free: make some room all the same
+        goal = used > wanted_bytes ? used - wanted_bytes : 0;
+    }
+    store->evict_goal_bytes = goal < store->evict_goal_bytes ? goal : store->evict_goal_bytes;
+    if (!store->evicting) {
+        store->evicting = true;
+        as_timer_start(store->evict, 0);
+    }
+}
+
+// ---- its life
+
+static as_status_t store_start_net(kvs_store_t *store)
+{
+    const kvs_store_options_t *options = &store->options;
+    as_net_handlers_t handlers;
+    kvs_serve_init(store, &handlers);
+    as_status_t status =
+        options->net_alloc(options->net_ctx, options->loop, &handlers, &store->net);
+    if (status == AS_OK) {
+        status = as_net_mem_alloc(store->net, options->ram_bytes, &store->memory, &store->mem);
+    }
+    return status;
+}
+
+static as_status_t store_fill(kvs_store_t *store)
+{
+    const kvs_store_options_t *options = &store->options;
+    size_t by_bytes = options->ram_bytes / BYTES_PER_BLOCK;
+    uint32_t blocks_max = options->blocks_max               ? options->blocks_max
+                          : by_bytes < BLOCKS_MIN           ? BLOCKS_MIN
+                          : by_bytes > (size_t)BLOCKS_LIMIT ? BLOCKS_LIMIT
+                                                            : (uint32_t)by_bytes;
+    as_status_t status = kvs_pool_alloc(options->ram_bytes, blocks_max, &store->pool);
+    if (status == AS_OK) {
+        const kvs_index_options_t index = {blocks_max, store->memory, store->pool};
+        status = kvs_index_alloc(&index, &store->index);
+    }
+    if (status == AS_OK) {
+        status = kvs_leases_alloc(store->index, options->leases_max, &store->leases);
+    }
+    if (status == AS_OK) {
+        status = kvs_puts_alloc(store, options->reservations_max, &store->puts);
+    }
+    if (status == AS_OK) {
+        status = kvs_reads_alloc(store);
+    }
+    if (status == AS_OK) {
+        status = kvs_locates_alloc(store);
+    }
+    if (status == AS_OK) {
+        status = as_timer_alloc(options->loop, on_sweep, store, &store->sweep);
+    }
+    if (status == AS_OK) {
+        status = as_timer_alloc(options->loop, on_evict, store, &store->evict);
+    }
+    if (status == AS_OK) {
+        status = kvs_admin_alloc(store);
+    }
+    return status;
+}
+
+as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **store_p)
+{
+    as_status_t status = options_check(options);
+    if (status != AS_OK) {
+        return status;
+    }
+    kvs_store_t *store = as_mem_zalloc(1, sizeof(*store));
+    if (!store) {
+        return AS_ERR_NO_MEMORY;
+    }
+    store->magic = KVS_STORE_MAGIC;
+    store->options = *options;
+    store->evict_goal_bytes = SIZE_MAX;
+    as_metric_register(kvs_metrics, KVS_METRIC_COUNT);
+    status = identify(store);
+    if (status == AS_OK) {
+        status = store_start_net(store);
+    }
+    if (status == AS_OK) {
+        status = store_fill(store);
+    }
+    if (status == AS_OK) { // last: from here peers may come
+        status = as_net_listen(store->net, options->data_address);
+    }
+    if (status != AS_OK) {
+        kvs_store_free(store);
+        return status;
+    }
+    kvs_store_gauge(store);
+    *store_p = store;
+    return AS_OK;
+}
+
+// Also of a store that is only half made.
+void kvs_store_free(kvs_store_t *store)
+{
+    if (!store) {
+        return;
+    }
+    AS_ASSERT(store->magic == KVS_STORE_MAGIC);
+    while (store->conns) {
+        kvs_conn_close(store->conns);
+    }
+    as_net_mem_free(store->mem);
+    as_net_free(store->net); // every callback that is still out comes now
+    as_timer_free(store->sweep);
+    as_timer_free(store->evict);
+    kvs_admin_free(store);
+    kvs_puts_free(store->puts);
+    kvs_leases_free(store->leases);
+    kvs_index_free(store->index);
+    kvs_pool_free(store->pool);
+    as_pool_free(store->reads);
+    as_mem_free(store->locate_memory);
+    store->magic = 0;
+    as_mem_free(store);
+}
+
+const char *kvs_store_address(const kvs_store_t *store)
+{
+    return as_net_address(store->net);
+}
+
+uint64_t kvs_store_node_id(const kvs_store_t *store)
+{
+    return store->node_id;
+}
+
+void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p)
+{
+    size_t used = kvs_pool_used(store->pool), all = kvs_pool_bytes(store->pool);
+    *stat_p = store->counted;
+    stat_p->ram_bytes_used = used;
+    stat_p->ram_bytes_max = all;
+    stat_p->blocks = kvs_index_count(store->index, KVS_SEALED);
+    stat_p->dying = kvs_index_count(store->index, KVS_DYING);
+    stat_p->leases = kvs_leases_count(store->leases);
+    stat_p->pins = kvs_index_pins(store->index);
+    stat_p->reservations = kvs_puts_count(store->puts);
+    stat_p->connections = store->conn_count;
+    stat_p->fragmentation =
+        used < all ? 1.0 - (double)kvs_pool_largest(store->pool) / (double)(all - used) : 0.0;
+}
+
+void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx)
+{
+    kvs_index_set_listener(store->index, fn, ctx);
+}
+
+bool kvs_store_drop(kvs_store_t *store, const as_key_t *key)
+{
+    bool any = false;
+    for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
+        kvs_block_t *block = kvs_index_find(store->index, key, kind);
+        if (block) {
+            kvs_index_doom(store->index, block);
+            any = true;
+        }
+    }
+    kvs_store_gauge(store);
+    return any;
+}
+
+uint64_t kvs_store_drop_all(kvs_store_t *store)
+{
+    uint64_t dropped = 0;
+    kvs_block_t *block;
+    while ((block = kvs_index_oldest(store->index)) != NULL) {
+        kvs_index_doom(store->index, block);
+        dropped++;
+    }
+    kvs_store_gauge(store);
+    return dropped;
+}

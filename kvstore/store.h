@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store's own state, shared by the files of this folder that serve messages. Not for others:
+// see kvstore.h.
+#ifndef KVS_STORE_H
+#define KVS_STORE_H
+
+#include "common/mem.h"
+#include "common/metrics.h"
+#include "common/net.h"
+#include "kvstore/index.h"
+#include "kvstore/kvstore.h"
+#include "kvstore/lease.h"
+#include "proto/wire.h"
+
+#define KVS_STORE_MAGIC    0x65726f74732e736bull // "ks.store"
+#define KVS_LOCATES_MAX    32u // LOCATEs being answered, of all connections; each holds about 280 KiB
+#define KVS_CONN_READS_MAX 256u // READs being sent on one connection
+#define KVS_SWEEP_US       50000u
+#define KVS_LEASE_GRACE_US 20000u // a lease is kept this much longer than the reader was told
+#define KVS_VERIFY_BYTES_MAX                                                                       \
+    (4u << 20) // checksummed in one turn of the loop, so that it stays live
+
+typedef enum kvs_metric {
+    KVS_METRIC_HITS,
+    KVS_METRIC_MISSES,
+    KVS_METRIC_BYTES_READ,
+    KVS_METRIC_BYTES_WRITTEN,
+    KVS_METRIC_EVICTIONS,
+    KVS_METRIC_CHECKSUM_FAILURES,
+    KVS_METRIC_BUSY,
+    KVS_METRIC_PROTOCOL_ERRORS,
+    KVS_METRIC_BLOCKS,
+    KVS_METRIC_USED_BYTES,
+    KVS_METRIC_POOL_BYTES,
+    KVS_METRIC_LEASES,
+    KVS_METRIC_RESERVATIONS,
+    KVS_METRIC_CONNECTIONS,
+    KVS_METRIC_COMMIT_US,
+    KVS_METRIC_COUNT
+} kvs_metric_t;
+extern as_metric_t kvs_metrics[KVS_METRIC_COUNT];
+
+// One client. Lives until it is closed and nothing that refers to it is under way.
+typedef struct kvs_conn {
+    kvs_store_t *store;
+    as_conn_t *net; // NULL once closed
+    struct kvs_conn *prev, *next;
+    bool greeted;   // HELLO came
+    uint32_t ops;   // callbacks that will still come with this connection
+    uint32_t reads; // READs being sent
+    kvs_lease_owner_t leases;
+    uint32_t first_reservation; // of put.c
+} kvs_conn_t;
+
+// A LOCATE being answered.
+typedef struct kvs_locate {
+    kvs_conn_t *conn;
+    struct kvs_locate *next; // unused ones
+    as_wire_locate_t header;
+    as_key_t *keys;  // AS_WIRE_KEYS_MAX
+    uint8_t *answer; // AS_WIRE_LOCATED_BYTES_MAX
+} kvs_locate_t;
+
+typedef struct kvs_puts kvs_puts_t;
+
+struct kvs_store {
+    uint64_t magic;
+    kvs_store_options_t options;
+    uint64_t node_id;
+    as_net_t *net;
+    void *memory;
+    as_net_mem_t *mem;
+    kvs_pool_t *pool;
+    kvs_index_t *index;
+    kvs_leases_t *leases;
+    kvs_puts_t *puts;
+    as_pool_t *reads;
+    kvs_locate_t *locates_unused;
+    kvs_locate_t locates[KVS_LOCATES_MAX];
+    uint8_t *locate_memory;
+    kvs_conn_t *conns;
+    uint32_t conn_count;
+    as_timer_t *sweep;
+    bool sweeping;
+    as_timer_t *evict;
+    bool evicting;
+    size_t evict_goal_bytes;
+    kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
+    struct kvs_admin *admin;
+};
+
+// store.c
+void kvs_store_watch(
+    kvs_store_t *store); // there is a lease or reservation: sweep until there is none
+void kvs_store_evict_soon(kvs_store_t *store,
+                          size_t wanted_bytes); // when above the high mark, or for wanted_bytes
+void kvs_store_gauge(kvs_store_t *store);
+static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t amount)
+{
+    *counter += amount;
+    as_metric_add(&kvs_metrics[metric], (int64_t)amount);
+}
+
+// serve.c: connections and what reads.
+void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);
+as_status_t kvs_locates_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_conn_close(
+    kvs_conn_t *conn); // ends its leases and reservations; the pointer may be dead after it
+void kvs_conn_hold(kvs_conn_t *conn); // a callback will come with it
+void kvs_conn_drop(kvs_conn_t *conn);
+void kvs_conn_offend(kvs_conn_t *conn, const char *what); // broke the protocol: closed
+void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
+
+// read.c
+as_status_t kvs_reads_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *ask);
+
+// put.c: the write path.
+as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p) AS_MUST_USE;
+void kvs_puts_free(kvs_puts_t *puts); // NULL is fine
+uint32_t kvs_puts_count(const kvs_puts_t *puts);
+void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us);
+void kvs_puts_end_conn(kvs_conn_t *conn);
+void kvs_put_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask);
+void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *msg);
+void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg);
+void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
+
+// admin.c
+as_status_t kvs_admin_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_admin_free(kvs_store_t *store);
+
+#endif
