@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Wiring of the worker's process.
+//
+// The io loop runs on the main thread (signals, HTTP, gRPC, UCX), the engine loop on a thread of
+// its own. Start: model, loops, links to scheduler and stores, worker, HTTP port, ready line. End,
+// on the first signal: no new generations; those in progress get the grace period; then
+// publications in flight get a moment; then both loops stop and everything is freed in reverse. A
+// second signal skips the waiting.
+#include "gpuworker/serve/daemon.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "gpuworker/serve/serve.h"
+#include "proto/scheduler.pb-c.h"
+
+#define COMPONENT       "gpuworker"
+#define IDLE_POLL_US    20000u
+#define IDLE_POLLS_MAX  150u // 3 s for publications in flight
+#define SIGNAL_COUNT    2
+#define PROGRESS_SHARES 10 // one line for each tenth of the model
+
+typedef struct daemon {
+    const gpw_daemon_config_t *config;
+    gpw_model_t *model;
+    as_loop_t *io, *engine;
+    assay_client_t *client;
+    as_rpc_client_t *scheduler;
+    gpw_worker_t *worker;
+    gpw_serve_t *serve;
+    pthread_t engine_thread;
+    bool engine_running;
+    uv_signal_t signals[SIGNAL_COUNT];
+    int signal_handles; // open
+    as_timer_t *idle_timer;
+    uint32_t idle_polls;
+    bool draining;
+    int progress;
+} daemon_t;
+
+// ---- Start
+
+static void on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    daemon_t *daemon = ctx;
+    int share = total ? (int)(done * PROGRESS_SHARES / total) : 0;
+    if (share > daemon->progress) {
+        daemon->progress = share;
+        AS_INFO(COMPONENT, "loading model, percent %d", share * 100 / PROGRESS_SHARES);
+    }
+}
+
+static as_status_t load_model(daemon_t *daemon)
+{
+    const gpw_daemon_config_t *config = daemon->config;
+    char error[256] = "";
+    gpw_model_options_t options = {
+        .path = config->model,
+        .weights = strcmp(config->weights, "f32") == 0 ? KRN_WEIGHT_F32 : KRN_WEIGHT_F16,
+        .context_max = (uint32_t)config->context,
+        .progress = on_progress,
+        .ctx = daemon,
+    };
+    as_status_t status = gpw_model_load(&options, error, sizeof(error), &daemon->model);
+    if (status != AS_OK) {
+        fprintf(stderr, "assay-gpuworker: cannot load --model %s: %s\n", config->model,
+                error[0] ? error : as_status_str(status));
+    }
+    return status;
+}
+
+static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
+                             as_net_t **net_p)
+{
+    (void)ctx;
+    return as_net_alloc_ucx(loop, handlers, net_p);
+}
+
+// Without a scheduler there is nobody to name stores: every cache stays in this process.
+static as_status_t link_cluster(daemon_t *daemon)
+{
+    const char *target = daemon->config->scheduler;
+    if (!target || !target[0]) {
+        AS_INFO(COMPONENT, "no --scheduler: serving alone, without stores");
+        return AS_OK;
+    }
+    assay_client_options_t options;
+    assay_client_options_init(&options);
+    options.loop = daemon->io;
+    options.net_alloc = net_alloc;
+    as_status_t status = assay_client_alloc(&options, &daemon->client);
+    if (status != AS_OK) {
+        return status;
+    }
+    return as_rpc_client_alloc(daemon->io, target, &assay__scheduler__descriptor, NULL,
+                               &daemon->scheduler);
+}
+
+static as_status_t make_worker(daemon_t *daemon, const char *http_address)
+{
+    const gpw_daemon_config_t *config = daemon->config;
+    gpw_worker_options_t options;
+    gpw_worker_options_init(&options);
+    options.model = daemon->model;
+    options.ops = krn_cpu();
+    options.threads = config->threads ? (uint32_t)config->threads : (uint32_t)get_nprocs();
+    options.block_tokens = (uint32_t)config->block_tokens;
+    options.context_max = daemon->model->context_max;
+    options.sessions_max = (uint32_t)config->sessions;
+    options.queue_max = (uint32_t)config->queue;
+    options.compressor = config->compressor;
+    options.horizon = (uint32_t)config->horizon;
+    options.swap_ring_layers = (uint32_t)config->swap_ring_layers;
+    options.cache_bytes_max = (uint64_t)config->cache_bytes;
+    options.request_deadline_us = (uint64_t)config->request_deadline_us;
+    options.route_deadline_us = (uint64_t)config->route_deadline_us;
+    options.fetch_deadline_us = (uint64_t)config->fetch_deadline_us;
+    options.put_deadline_us = (uint64_t)config->put_deadline_us;
+    options.engine_loop = daemon->engine;
+    options.io_loop = daemon->io;
+    options.client = daemon->client;
+    options.scheduler = daemon->scheduler;
+    options.name = config->name;
+    options.http_address = http_address;
+    return gpw_worker_alloc(&options, &daemon->worker);
+}
+
+static const char *model_name(const daemon_t *daemon)
+{
+    const char *given = daemon->config->model_name;
+    return given && given[0] ? given : daemon->model->name;
+}
+
+static as_status_t make_face(daemon_t *daemon)
+{
+    const gpw_serve_options_t options = {
+        .loop = daemon->io,
+        .model = daemon->model,
+        .address = daemon->config->listen,
+        .model_name = model_name(daemon),
+        .context_max = daemon->model->context_max,
+        .connections_max = (uint32_t)daemon->config->connections,
+    };
+    as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
+    if (status != AS_OK) {
+        fprintf(stderr, "assay-gpuworker: cannot listen on --listen %s: %s; is the port taken?\n",
+                daemon->config->listen, as_status_str(status));
+        return status;
+    }
+    status = make_worker(daemon, gpw_serve_address(daemon->serve));
+    if (status != AS_OK) {
+        fprintf(stderr, "assay-gpuworker: cannot start the worker: %s\n", as_status_str(status));
+        return status;
+    }
+    gpw_serve_open(daemon->serve, daemon->worker);
+    return AS_OK;
+}
+
+static void print_ready(const daemon_t *daemon)
+{
+    json_t *line =
+        json_pack("{s:s, s:s, s:s, s:s, s:I}", "ready", "assay-gpuworker", "http_address",
+                  gpw_serve_address(daemon->serve), "model", model_name(daemon), "name",
+                  daemon->config->name, "pid", (json_int_t)getpid());
+    char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
+    if (text) {
+        puts(text);
+        fflush(stdout);
+    }
+    free(text);
+    json_decref(line);
+}
+
+// ---- End
+
+static void stop_loops(daemon_t *daemon)
+{
+    if (daemon->engine_running) {
+        as_loop_stop(daemon->engine);
+        pthread_join(daemon->engine_thread, NULL);
+        daemon->engine_running = false;
+    }
+    as_loop_stop(daemon->io);
+}
+
+static void on_idle_timer(void *ctx)
+{
+    daemon_t *daemon = ctx;
+    if (!gpw_worker_idle(daemon->worker) && ++daemon->idle_polls < IDLE_POLLS_MAX) {
+        as_timer_start(daemon->idle_timer, IDLE_POLL_US);
+        return;
+    }
+    stop_loops(daemon);
+}
+
+static void on_drained(void *ctx)
+{
+    daemon_t *daemon = ctx;
+    gpw_serve_close(daemon->serve);
+    on_idle_timer(daemon);
+}
+
+static void on_signal(uv_signal_t *handle, int number)
+{
+    daemon_t *daemon = handle->data;
+    AS_INFO(COMPONENT, "signal %d", number);
+    if (daemon->draining) {
+        stop_loops(daemon);
+        return;
+    }
+    daemon->draining = true;
+    gpw_serve_drain(daemon->serve, (uint64_t)daemon->config->grace_us, on_drained, daemon);
+}
+
+static as_status_t watch_signals(daemon_t *daemon)
+{
+    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT};
+    signal(SIGPIPE, SIG_IGN);
+    for (int i = 0; i < SIGNAL_COUNT; i++) {
+        if (uv_signal_init(as_loop_uv(daemon->io), &daemon->signals[i]) != 0) {
+            return AS_ERR_IO;
+        }
+        daemon->signals[i].data = daemon;
+        daemon->signal_handles++;
+        if (uv_signal_start(&daemon->signals[i], on_signal, numbers[i]) != 0) {
+            return AS_ERR_IO;
+        }
+    }
+    return AS_OK;
+}
+
+static void on_signal_closed(uv_handle_t *handle)
+{
+    daemon_t *daemon = handle->data;
+    daemon->signal_handles--;
+}
+
+static void unwatch_signals(daemon_t *daemon)
+{
+    for (int i = daemon->signal_handles - 1; i >= 0; i--) {
+        uv_close((uv_handle_t *)&daemon->signals[i], on_signal_closed);
+    }
+    while (daemon->signal_handles > 0) {
+        as_loop_run_once(daemon->io, true);
+    }
+}
+
+// Whatever was made, in reverse. Transfers and calls in flight call back into the worker when their
+// links are freed.
+static void fini(daemon_t *daemon)
+{
+    if (daemon->serve) {
+        gpw_serve_close(daemon->serve);
+    }
+    gpw_worker_free(daemon->worker);
+    as_rpc_client_free(daemon->scheduler);
+    assay_client_free(daemon->client);
+    gpw_serve_free(daemon->serve);
+    as_timer_free(daemon->idle_timer);
+    if (daemon->io) {
+        unwatch_signals(daemon);
+    }
+    as_loop_free(daemon->engine);
+    as_loop_free(daemon->io);
+    gpw_model_free(daemon->model);
+}
+
+// ---- Run
+
+static void *engine_main(void *ctx)
+{
+    daemon_t *daemon = ctx;
+    pthread_setname_np(pthread_self(), "engine");
+    as_loop_run(daemon->engine);
+    return NULL;
+}
+
+static as_status_t start(daemon_t *daemon)
+{
+    as_status_t status = load_model(daemon);
+    if (status == AS_OK) {
+        status = as_loop_alloc_uv(&daemon->io);
+    }
+    if (status == AS_OK) {
+        status = as_loop_alloc_uv(&daemon->engine);
+    }
+    if (status == AS_OK) {
+        status = as_timer_alloc(daemon->io, on_idle_timer, daemon, &daemon->idle_timer);
+    }
+    if (status == AS_OK) {
+        status = watch_signals(daemon);
+    }
+    if (status == AS_OK) {
+        status = link_cluster(daemon);
+    }
+    if (status == AS_OK) {
+        status = make_face(daemon);
+    }
+    if (status == AS_OK) {
+        daemon->engine_running =
+            pthread_create(&daemon->engine_thread, NULL, engine_main, daemon) == 0;
+        status = daemon->engine_running ? AS_OK : AS_ERR_NO_MEMORY;
+    }
+    return status;
+}
+
+int gpw_daemon_run(const gpw_daemon_config_t *config)
+{
+    daemon_t daemon = {.config = config};
+    as_status_t status = start(&daemon);
+    if (status == AS_OK) {
+        print_ready(&daemon);
+        as_loop_run(daemon.io);
+        AS_INFO(COMPONENT, "stopped");
+    } else {
+        AS_ERROR(COMPONENT, "cannot start: %s", as_status_str(status));
+    }
+    fini(&daemon);
+    return status == AS_OK ? 0 : 1;
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker as a process: two loops, what hangs on them, and the order in which it starts and
+// ends.
+#ifndef GPW_DAEMON_H
+#define GPW_DAEMON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct gpw_daemon_config {
+    const char *model, *model_name; // file; name in the API (NULL: the file's own)
+    const char *listen, *scheduler; // "host:port"; no scheduler: NULL or empty
+    const char *name;               // of this worker, for people
+    const char *compressor;
+    const char *weights; // "f16" or "f32"
+    int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
+    int64_t cache_bytes;
+    int64_t request_deadline_us, route_deadline_us, fetch_deadline_us, put_deadline_us;
+    int64_t grace_us; // of a shutdown
+} gpw_daemon_config_t;
+
+// Parses the command line, sets log level and fault sites. False: exit with the code.
+bool gpw_daemon_options(int argc, char **argv, gpw_daemon_config_t *config_p, int *code_p);
+// Runs until SIGTERM or SIGINT. Prints one line of JSON to stdout once it serves. Returns the exit
+// code.
+int gpw_daemon_run(const gpw_daemon_config_t *config);
+
+#endif

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's options.
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/fault.h"
+#include "common/log.h"
+#include "common/options.h"
+#include "gpuworker/resident/compressor.h"
+#include "gpuworker/serve/daemon.h"
+
+static gpw_daemon_config_t config;
+static const char *log_level;
+static const char **faults;
+
+// One option, two or three lines.
+// clang-format off
+static const as_option_t table[] = {
+    {.name = "model", .type = AS_OPTION_STRING, .value = &config.model, .metavar = "FILE",
+     .help = "GGUF file of the model", .required = true},
+    {.name = "model-name", .type = AS_OPTION_STRING, .value = &config.model_name, .metavar = "NAME",
+     .help = "name of the model in the API (default: the file's own)"},
+    {.name = "listen", .type = AS_OPTION_STRING, .value = &config.listen,
+     .fallback = "127.0.0.1:8000", .metavar = "HOST:PORT",
+     .help = "address of the API; port 0 picks one"},
+    {.name = "scheduler", .type = AS_OPTION_STRING, .value = &config.scheduler,
+     .metavar = "HOST:PORT",
+     .help = "the cluster's scheduler; without it the worker serves alone"},
+    {.name = "name", .type = AS_OPTION_STRING, .value = &config.name,
+     .fallback = "worker", .metavar = "NAME",
+     .help = "name of this worker, for people"},
+    {.name = "threads", .type = AS_OPTION_INT, .value = &config.threads,
+     .fallback = "0", .metavar = "N",
+     .help = "threads that compute; 0: one for each processor", .min = 0, .max = 256},
+    {.name = "context", .type = AS_OPTION_INT, .value = &config.context,
+     .fallback = "0", .metavar = "TOKENS",
+     .help = "most tokens of one request, prompt and answer; 0: the model's own",
+     .min = 0, .max = 1048576},
+    {.name = "compressor", .type = AS_OPTION_STRING, .value = &config.compressor,
+     .fallback = "kivi4", .metavar = "NAME",
+     .help = "how caches are compressed: none, kivi4, kivi2, streaming"},
+    {.name = "horizon", .type = AS_OPTION_INT, .value = &config.horizon,
+     .fallback = "16", .metavar = "TOKENS",
+     .help = "most drafted tokens before a verification; 0: plain decoding", .min = 0, .max = 1024},
+    {.name = "cache-memory", .type = AS_OPTION_BYTES, .value = &config.cache_bytes,
+     .fallback = "2GiB", .metavar = "BYTES",
+     .help = "limit of all caches of all sessions", .min = 1048576, .max = 1e15},
+    {.name = "sessions", .type = AS_OPTION_INT, .value = &config.sessions,
+     .fallback = "16", .metavar = "N",
+     .help = "requests that are computed at once; more wait", .min = 1, .max = 64},
+    {.name = "queue", .type = AS_OPTION_INT, .value = &config.queue,
+     .fallback = "32", .metavar = "N",
+     .help = "requests that wait; more are answered 429", .min = 0, .max = 64},
+    {.name = "connections", .type = AS_OPTION_INT, .value = &config.connections,
+     .fallback = "256", .metavar = "N",
+     .help = "HTTP connections; more wait", .min = 1, .max = 65536},
+    {.name = "weights", .type = AS_OPTION_STRING, .value = &config.weights,
+     .fallback = "f16", .metavar = "TYPE",
+     .help = "type of the weights in memory: f16 or f32"},
+    {.name = "block-tokens", .type = AS_OPTION_INT, .value = &config.block_tokens,
+     .fallback = "64", .metavar = "TOKENS",
+     .help = "tokens of one block; the same in the whole cluster", .min = 16, .max = 256},
+    {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
+     .fallback = "4", .metavar = "LAYERS",
+     .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
+    {.name = "request-deadline", .type = AS_OPTION_DURATION, .value = &config.request_deadline_us,
+     .fallback = "10m", .metavar = "TIME",
+     .help = "of a whole request", .min = 1000, .max = 86400e6},
+    {.name = "route-deadline", .type = AS_OPTION_DURATION, .value = &config.route_deadline_us,
+     .fallback = "500ms", .metavar = "TIME",
+     .help = "of the scheduler's answer", .min = 1000, .max = 60e6},
+    {.name = "fetch-deadline", .type = AS_OPTION_DURATION, .value = &config.fetch_deadline_us,
+     .fallback = "5s", .metavar = "TIME",
+     .help = "of a fetch from the stores", .min = 1000, .max = 600e6},
+    {.name = "put-deadline", .type = AS_OPTION_DURATION, .value = &config.put_deadline_us,
+     .fallback = "10s", .metavar = "TIME",
+     .help = "of a put to a store", .min = 1000, .max = 600e6},
+    {.name = "grace", .type = AS_OPTION_DURATION, .value = &config.grace_us,
+     .fallback = "15s", .metavar = "TIME",
+     .help = "for requests in progress at a shutdown", .min = 0, .max = 3600e6},
+    {.name = "log-level", .type = AS_OPTION_STRING, .value = &log_level,
+     .fallback = "info", .metavar = "LEVEL",
+     .help = "debug, info, warn or error"},
+    {.name = "fault", .type = AS_OPTION_LIST, .value = &faults, .metavar = "SITE=N",
+     .help = "for tests: a fault site fires on its n-th visit, or site=ppm@seed by chance"},
+};
+// clang-format on
+
+static int refuse(const char *option, const char *value, const char *accepted)
+{
+    fprintf(stderr, "assay-gpuworker: --%s=%s is not known: give %s\n", option, value, accepted);
+    return 2;
+}
+
+// Checks what the table cannot. Returns an exit code.
+static int check(void)
+{
+    as_log_level_t level;
+    if (!as_log_parse_level(log_level, &level)) {
+        return refuse("log-level", log_level, "debug, info, warn or error");
+    }
+    as_log_set_level(level);
+    if (strcmp(config.weights, "f16") != 0 && strcmp(config.weights, "f32") != 0) {
+        return refuse("weights", config.weights, "f16 or f32");
+    }
+    if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
+        return refuse("compressor", config.compressor, "none, kivi4, kivi2 or streaming");
+    }
+    if (config.block_tokens % 16 != 0) {
+        return refuse("block-tokens", "(not a multiple of 16)", "a multiple of 16");
+    }
+    if (access(config.model, R_OK) != 0) {
+        fprintf(stderr, "assay-gpuworker: cannot read --model %s: give a GGUF file\n",
+                config.model);
+        return 2;
+    }
+    for (const char **fault = faults; fault && *fault; fault++) {
+        if (as_fault_parse(*fault) != AS_OK) {
+            return refuse("fault", *fault,
+                          "site=n or site=ppm@seed, with a site of common/fault_sites.def");
+        }
+    }
+    return 0;
+}
+
+bool gpw_daemon_options(int argc, char **argv, gpw_daemon_config_t *config_p, int *code_p)
+{
+    const as_options_t options = {
+        .program = "assay-gpuworker",
+        .summary = "Serves a model over the OpenAI API, with its KV cache in the cluster's stores.",
+        .usage = "--model FILE [OPTIONS]",
+        .table = table,
+        .count = sizeof(table) / sizeof(table[0]),
+    };
+    as_options_outcome_t outcome;
+    int rest;
+    *code_p = 2;
+    if (as_options_parse(&options, argc, argv, &rest, &outcome) != AS_OK) {
+        return false;
+    }
+    if (outcome == AS_OPTIONS_EXIT) {
+        *code_p = 0;
+        return false;
+    }
+    if (rest < argc) {
+        fprintf(stderr, "assay-gpuworker: unexpected argument '%s' (--help lists the options)\n",
+                argv[rest]);
+        return false;
+    }
+    *code_p = check();
+    *config_p = config;
+    return *code_p == 0;
+}

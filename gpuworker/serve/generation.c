@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: Apache-2.0
+// One generation: admit (parse, tokenize, submit each choice), then reply as verified tokens come.
+//
+// An answer begins late: the status of a stream is sent with its first tokens, so that whatever
+// goes wrong before has a status code of its own. Whatever happens, each submitted choice ends with
+// exactly one on_finish; the last one answers and frees. A client that leaves, or reads too slowly,
+// cancels all choices.
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "gpuworker/serve/serve_internal.h"
+
+#define COMPONENT "http"
+
+// ---- Life
+
+static gpw_generation_t *generation_alloc(gpw_serve_t *serve, as_http_request_t *http)
+{
+    gpw_generation_t *generation = as_mem_zalloc(1, sizeof(*generation));
+    if (!generation) {
+        return NULL;
+    }
+    generation->magic = GPW_GENERATION_MAGIC;
+    generation->serve = serve;
+    generation->http = http;
+    generation->created_s = (int64_t)time(NULL);
+    generation->next = serve->generations;
+    if (serve->generations) {
+        serve->generations->previous = generation;
+    }
+    serve->generations = generation;
+    serve->generation_count++;
+    gpw_http_metric_add(GPW_HTTP_GENERATIONS, 1);
+    return generation;
+}
+
+void gpw_generation_free(gpw_generation_t *generation)
+{
+    gpw_serve_t *serve = generation->serve;
+    AS_ASSERT(generation->magic == GPW_GENERATION_MAGIC);
+    for (uint32_t i = 0; i < GPW_API_CHOICES_MAX; i++) {
+        gpw_choice_fini(&generation->choices[i]);
+    }
+    gpw_api_request_fini(&generation->request);
+    if (generation->previous) {
+        generation->previous->next = generation->next;
+    } else {
+        serve->generations = generation->next;
+    }
+    if (generation->next) {
+        generation->next->previous = generation->previous;
+    }
+    generation->magic = 0;
+    as_mem_free(generation);
+    serve->generation_count--;
+    gpw_http_metric_add(GPW_HTTP_GENERATIONS, -1);
+    gpw_serve_generation_ended(serve);
+}
+
+void gpw_generation_cancel(gpw_generation_t *generation)
+{
+    for (uint32_t i = 0; i < generation->request.choices; i++) {
+        if (generation->choices[i].active) {
+            gpw_worker_cancel(generation->serve->worker, generation->choices[i].request_id);
+        }
+    }
+}
+
+void gpw_generation_abort(gpw_generation_t *generation)
+{
+    gpw_http_metric_add(GPW_HTTP_ABORTED, 1);
+    generation->http = NULL;
+    gpw_generation_cancel(generation);
+}
+
+// ---- Reply
+
+// Sends one event of the stream. False: there is no client any more, or it reads too slowly.
+static bool send_event(gpw_generation_t *generation, json_t *json)
+{
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    gpw_string_t event = {0};
+    as_status_t status = text ? gpw_string_append(&event, "data: ", 6) : AS_ERR_NO_MEMORY;
+    if (status == AS_OK) {
+        status = gpw_string_append(&event, text, strlen(text));
+    }
+    if (status == AS_OK) {
+        status = gpw_string_append(&event, "\n\n", 2);
+    }
+    if (status == AS_OK) {
+        status = as_http_stream_write(generation->http, event.bytes, event.count);
+    }
+    free(text);
+    gpw_string_fini(&event);
+    if (status != AS_OK && status != AS_ERR_PEER_LOST) {
+        AS_WARN(COMPONENT, "stream of %s cut: %s", generation->id, as_status_str(status));
+    }
+    return status == AS_OK;
+}
+
+// The client cannot be served further: ends the stream where it is.
+static void cut(gpw_generation_t *generation)
+{
+    if (generation->http) {
+        as_http_request_t *http = generation->http;
+        generation->http = NULL;
+        as_http_request_set_user(http, NULL);
+        as_http_stream_end(http);
+    }
+    gpw_generation_cancel(generation);
+}
+
+static bool begin_stream(gpw_generation_t *generation)
+{
+    if (generation->streaming) {
+        return true;
+    }
+    if (as_http_stream_begin(generation->http, 200, "text/event-stream; charset=utf-8") != AS_OK) {
+        gpw_api_error_set(&generation->error, 503, "out_of_memory", NULL,
+                          "out of memory: try again later");
+        generation->failed = true;
+        gpw_generation_cancel(generation);
+        return false;
+    }
+    generation->streaming = true;
+    gpw_http_metric_add(GPW_HTTP_STREAMS, 1);
+    for (uint32_t i = 0;
+         generation->request.kind == GPW_API_CHAT && i < generation->request.choices; i++) {
+        if (!send_event(generation, gpw_reply_role(generation, &generation->choices[i]))) {
+            cut(generation);
+            return false;
+        }
+    }
+    return true;
+}
+
+static void send_news(gpw_generation_t *generation, gpw_choice_t *choice)
+{
+    if (!generation->http || generation->failed || !gpw_choice_has_news(choice) ||
+        !begin_stream(generation)) {
+        return;
+    }
+    if (!send_event(generation, gpw_reply_chunk(generation, choice, false))) {
+        cut(generation);
+        return;
+    }
+    gpw_choice_sent(choice);
+}
+
+static void send_last(gpw_generation_t *generation, gpw_choice_t *choice)
+{
+    send_news(generation, choice);
+    if (!generation->http || generation->failed || !begin_stream(generation)) {
+        return;
+    }
+    if (!send_event(generation, gpw_reply_chunk(generation, choice, true))) {
+        cut(generation);
+    }
+}
+
+static void reply_failure(gpw_generation_t *generation, as_http_request_t *http)
+{
+    if (!generation->streaming) {
+        gpw_serve_reply_error(generation->serve, http, &generation->error);
+        return;
+    }
+    gpw_http_metric_add(GPW_HTTP_FAILED, 1);
+    (void)send_event(generation, gpw_reply_error(&generation->error));
+    as_http_stream_end(http);
+}
+
+// Every choice has ended.
+static void reply_end(gpw_generation_t *generation)
+{
+    as_http_request_t *http = generation->http;
+    if (!http) {
+        return; // answered or gone
+    }
+    as_http_request_set_user(http, NULL);
+    if (generation->failed) {
+        reply_failure(generation, http);
+    } else if (!generation->request.stream) {
+        gpw_serve_reply_json(http, 200, gpw_reply_whole(generation));
+    } else {
+        bool sent = !generation->request.include_usage ||
+                    send_event(generation, gpw_reply_usage_chunk(generation));
+        sent = sent && as_http_stream_write(http, "data: [DONE]\n\n", 14) == AS_OK;
+        if (!sent) {
+            AS_DEBUG(COMPONENT, "end of stream %s not delivered", generation->id);
+        }
+        as_http_stream_end(http);
+    }
+    generation->http = NULL;
+}
+
+// ---- Events of the worker
+
+static int code_of(as_status_t status)
+{
+    switch (status) {
+    case AS_ERR_INVALID:
+    case AS_ERR_LIMIT:
+    case AS_ERR_UNSUPPORTED:
+        return 400;
+    case AS_ERR_BUSY:
+        return 429;
+    case AS_ERR_DEADLINE:
+        return 504;
+    case AS_ERR_CANCELLED:
+    case AS_ERR_NO_MEMORY:
+        return 503;
+    default:
+        return 500;
+    }
+}
+
+static void fail(gpw_generation_t *generation, as_status_t status, const char *message)
+{
+    if (!generation->failed) {
+        const char *reason =
+            status == AS_ERR_LIMIT ? "context_length_exceeded" : as_status_str(status);
+        gpw_api_error_set(&generation->error, code_of(status), reason, NULL, "%s",
+                          message && message[0] ? message : as_status_str(status));
+        generation->failed = true;
+    }
+    gpw_generation_cancel(generation);
+}
+
+static void on_tokens(void *ctx, const gpw_token_event_t *tokens, uint32_t count)
+{
+    gpw_choice_t *choice = ctx;
+    gpw_generation_t *generation = choice->generation;
+    if (choice->text.stopped || generation->failed || !generation->http) {
+        return; // cancelled already: what is under way is not wanted
+    }
+    as_status_t status = AS_OK;
+    for (uint32_t i = 0; i < count && status == AS_OK && !choice->text.stopped; i++) {
+        status = gpw_choice_take(choice, &tokens[i]);
+    }
+    if (status != AS_OK) {
+        fail(generation, status, "out of memory: try again later");
+        return;
+    }
+    if (choice->text.stopped) {
+        gpw_worker_cancel(generation->serve->worker, choice->request_id);
+    }
+    if (generation->request.stream) {
+        send_news(generation, choice);
+    }
+}
+
+static void observe(const gpw_choice_t *choice)
+{
+    gpw_http_metric_add(GPW_HTTP_TOKENS, choice->token_count);
+    if (choice->token_count > 0) {
+        gpw_http_metric_observe(GPW_HTTP_FIRST_TOKEN, choice->usage.first_token_us);
+        gpw_http_metric_observe(GPW_HTTP_TOTAL, choice->usage.total_us);
+    }
+}
+
+static void on_finish(void *ctx, gpw_finish_t finish, as_status_t status, const char *error,
+                      const gpw_usage_t *usage)
+{
+    gpw_choice_t *choice = ctx;
+    gpw_generation_t *generation = choice->generation;
+    AS_ASSERT(generation->magic == GPW_GENERATION_MAGIC && choice->active);
+    choice->active = false;
+    choice->finish = finish;
+    if (usage) {
+        choice->usage = *usage;
+    }
+    observe(choice);
+    bool complete =
+        choice->text.stopped || finish == GPW_FINISH_STOP || finish == GPW_FINISH_LENGTH;
+    if (!complete && generation->http) {
+        as_status_t why = status != AS_OK ? status : AS_ERR_CANCELLED;
+        bool quiet = finish == GPW_FINISH_CANCELLED && !(error && error[0]);
+        fail(generation, why,
+             quiet ? "the server is shutting down: send the request to another, or later" : error);
+    } else if (complete && !generation->failed && gpw_choice_finish(choice) != AS_OK) {
+        fail(generation, AS_ERR_NO_MEMORY, "out of memory: try again later");
+    } else if (complete && generation->request.stream) {
+        send_last(generation, choice);
+    }
+    if (--generation->active_count == 0) {
+        reply_end(generation);
+        gpw_generation_free(generation);
+    }
+}
+
+// ---- Admit
+
+static bool refuse(gpw_generation_t *generation)
+{
+    generation->failed = true;
+    return false;
+}
+
+static bool check_model(gpw_generation_t *generation)
+{
+    const char *asked = generation->request.model, *here = generation->serve->options.model_name;
+    if (!asked || strcmp(asked, here) == 0) {
+        return true;
+    }
+    gpw_api_error_set(&generation->error, 404, "model_not_found", "model",
+                      "model \"%.200s\" is not served here; this server has \"%.200s\"", asked,
+                      here);
+    return refuse(generation);
+}
+
+// Tokens of the prompt or the conversation. False: the error is set.
+static bool tokenize(gpw_generation_t *generation, const int32_t **tokens_p, size_t *count_p)
+{
+    const gpw_api_request_t *request = &generation->request;
+    gpw_serve_t *serve = generation->serve;
+    const gpw_tokenizer_t *tokenizer = serve->options.model->tokenizer;
+    bool chat = request->kind == GPW_API_CHAT;
+    char *conversation = NULL;
+    *tokens_p = request->tokens;
+    *count_p = request->token_count;
+    if (request->tokens) {
+        return true;
+    }
+    as_status_t status = AS_OK;
+    if (chat) {
+        status =
+            gpw_tokenizer_chat(tokenizer, request->messages, request->message_count, &conversation);
+    }
+    if (status != AS_OK) {
+        bool unknown = status == AS_ERR_UNSUPPORTED;
+        gpw_api_error_set(
+            &generation->error, code_of(status), unknown ? "no_chat_template" : "invalid_value",
+            "messages", "%s",
+            unknown ? "this model has no chat template that is known here: use /v1/completions"
+                    : "messages do not fit the model's chat template: let user and assistant "
+                      "alternate, with at most one system message before them");
+        return refuse(generation);
+    }
+    const char *text = chat ? conversation : request->prompt;
+    status = gpw_tokenizer_encode(tokenizer, text, strlen(text),
+                                  (gpw_encode_options_t){.add_bos = true, .parse_special = chat},
+                                  serve->tokens, serve->limits.context_max, count_p);
+    as_mem_free(conversation);
+    *tokens_p = serve->tokens;
+    if (status == AS_OK && *count_p > 0) {
+        return true;
+    }
+    bool limit = status == AS_ERR_LIMIT;
+    gpw_api_error_set(&generation->error, status == AS_OK ? 400 : code_of(status),
+                      limit ? "context_length_exceeded" : "invalid_value",
+                      chat ? "messages" : "prompt",
+                      limit ? "the prompt is longer than the context of %u tokens: shorten it"
+                            : "the prompt has no tokens (context %u): write something into it",
+                      serve->limits.context_max);
+    return refuse(generation);
+}
+
+static bool check_context(gpw_generation_t *generation, size_t token_count)
+{
+    gpw_api_request_t *request = &generation->request;
+    uint32_t context_max = generation->serve->limits.context_max;
+    const char *name = request->kind == GPW_API_CHAT ? "messages" : "prompt";
+    if (token_count >= context_max) {
+        gpw_api_error_set(
+            &generation->error, 400, "context_length_exceeded", name,
+            "%s has %zu tokens and leaves no room for an answer in the context of %u: shorten it",
+            name, token_count, context_max);
+        return refuse(generation);
+    }
+    if (request->max_tokens == 0) {
+        request->max_tokens = context_max - (uint32_t)token_count;
+    }
+    if (request->max_tokens > context_max - token_count) {
+        gpw_api_error_set(
+            &generation->error, 400, "context_length_exceeded", "max_tokens",
+            "%s has %zu tokens and max_tokens asks for %u more, but the context holds %u: "
+            "lower max_tokens to %zu, or shorten the prompt",
+            name, token_count, request->max_tokens, context_max, context_max - token_count);
+        return refuse(generation);
+    }
+    return true;
+}
+
+static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *tokens,
+                   size_t token_count)
+{
+    const gpw_api_request_t *request = &generation->request;
+    gpw_choice_t *choice = &generation->choices[index];
+    if (gpw_choice_init(choice, generation, index) != AS_OK) {
+        fail(generation, AS_ERR_NO_MEMORY, "out of memory: try again later");
+        return false;
+    }
+    gpw_request_params_t params = {
+        .tokens = tokens,
+        .token_count = (uint32_t)token_count,
+        .max_tokens = request->max_tokens,
+        .choose = request->choose,
+        .cache_salt = request->cache_salt,
+        .compressor = request->compressor,
+        .horizon = request->horizon,
+        .horizon_set = request->horizon_set,
+        .verify = request->verify,
+        .logprobs = request->logprobs,
+        .want_logprobs = request->want_logprobs,
+        .logits_hash = request->logits_hash,
+        .ignore_end = request->ignore_end,
+        .deadline_us = request->deadline_us,
+    };
+    params.choose.seed += index;
+    gpw_request_events_t events = {.ctx = choice, .on_tokens = on_tokens, .on_finish = on_finish};
+    char error[256] = "";
+    as_status_t status = gpw_worker_submit(generation->serve->worker, &params, &events, error,
+                                           sizeof(error), &choice->request_id);
+    if (status != AS_OK) {
+        fail(generation, status,
+             status == AS_ERR_BUSY && !error[0] ? "the queue is full: try again later" : error);
+        return false;
+    }
+    choice->active = true;
+    generation->active_count++;
+    return true;
+}
+
+static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_http_call_t *call)
+{
+    gpw_serve_t *serve = generation->serve;
+    gpw_api_request_t *request = &generation->request;
+    if (serve->drain != GPW_DRAIN_NO) {
+        gpw_api_error_set(&generation->error, 503, "shutting_down", NULL,
+                          "the server is shutting down: send the request to another, or later");
+        return refuse(generation);
+    }
+    if (!gpw_api_parse(kind, call->body ? call->body : "", call->body_bytes, &serve->limits,
+                       request, &generation->error)) {
+        return refuse(generation);
+    }
+    const int32_t *tokens;
+    size_t token_count;
+    if (!check_model(generation) || !tokenize(generation, &tokens, &token_count) ||
+        !check_context(generation, token_count)) {
+        return false;
+    }
+    if (!request->seed_set &&
+        getrandom(&request->choose.seed, sizeof(request->choose.seed), 0) < 0) {
+        request->choose.seed = serve->ids * 0x9e3779b97f4a7c15ull;
+    }
+    snprintf(generation->id, sizeof(generation->id), "%s-%016llx",
+             kind == GPW_API_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)serve->ids++);
+    for (uint32_t i = 0; i < request->choices; i++) {
+        if (!submit(generation, i, tokens, token_count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_kind_t kind,
+                          const as_http_call_t *call)
+{
+    gpw_generation_t *generation = generation_alloc(serve, http);
+    if (!generation) {
+        gpw_serve_reply_json(http, 503, NULL);
+        return;
+    }
+    as_http_request_set_user(http, generation);
+    if (!admit(generation, kind, call) && generation->active_count == 0) {
+        reply_end(generation);
+        gpw_generation_free(generation);
+    }
+}

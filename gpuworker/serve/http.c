@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// The server: which path is answered by what, and how it shuts down.
+//
+// Draining: WAITING refuses new generations and waits for those in progress; after the grace period
+// CANCELLED ends them with an error; LINGERING gives the last bytes a moment to leave the socket
+// before the port is closed.
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/metrics.h"
+#include "gpuworker/serve/serve_internal.h"
+
+#define COMPONENT       "http"
+#define LINGER_US       100000u
+#define CANCEL_GRACE_US 2000000u // cancelled requests end within one engine step
+
+#define CONTENT_JSON    "application/json"
+#define CONTENT_METRICS "text/plain; version=0.0.4; charset=utf-8"
+
+// ---- Replies
+
+void gpw_serve_reply_json(as_http_request_t *http, int code, json_t *json)
+{
+    static const char no_memory[] =
+        "{\"error\":{\"message\":\"out of memory: try again later\","
+        "\"type\":\"server_error\",\"param\":null,\"code\":\"out_of_memory\"}}";
+    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    json_decref(json);
+    if (text) {
+        as_http_reply(http, code, CONTENT_JSON, text, strlen(text));
+    } else {
+        gpw_http_metric_add(GPW_HTTP_FAILED, 1);
+        as_http_reply(http, 503, CONTENT_JSON, no_memory, sizeof(no_memory) - 1);
+    }
+    free(text);
+}
+
+void gpw_serve_reply_error(gpw_serve_t *serve, as_http_request_t *http,
+                           const gpw_api_error_t *error)
+{
+    (void)serve;
+    AS_ASSERT(error->code >= 400);
+    bool server = error->code >= 500;
+    gpw_http_metric_add(error->code == 429 ? GPW_HTTP_BUSY
+                        : server           ? GPW_HTTP_FAILED
+                                           : GPW_HTTP_REFUSED,
+                        1);
+    gpw_serve_reply_json(http, error->code, gpw_reply_error(error));
+}
+
+// ---- Paths
+
+typedef void (*route_fn)(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call);
+
+typedef struct route {
+    const char *method, *path;
+    route_fn answer;
+} route_t;
+
+static void post_completions(gpw_serve_t *serve, as_http_request_t *http,
+                             const as_http_call_t *call)
+{
+    gpw_generation_start(serve, http, GPW_API_COMPLETION, call);
+}
+
+static void post_chat(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    gpw_generation_start(serve, http, GPW_API_CHAT, call);
+}
+
+static void get_models(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)call;
+    gpw_serve_reply_json(http, 200, gpw_reply_models(serve));
+}
+
+// Alive: depends on nothing but the loop.
+static void get_live(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)serve;
+    (void)call;
+    gpw_serve_reply_json(http, 200, json_pack("{s:s}", "status", "ok"));
+}
+
+// Ready for work: not while draining.
+static void get_health(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)call;
+    bool ready = serve->drain == GPW_DRAIN_NO;
+    gpw_serve_reply_json(http, ready ? 200 : 503,
+                         json_pack("{s:s, s:s, s:i}", "status", ready ? "ok" : "shutting down",
+                                   "model", serve->options.model_name, "generations",
+                                   (int)serve->generation_count));
+}
+
+static void get_metrics(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)serve;
+    (void)call;
+    char *text = as_metrics_render();
+    if (!text) {
+        gpw_serve_reply_json(http, 503, NULL);
+        return;
+    }
+    as_http_reply(http, 200, CONTENT_METRICS, text, strlen(text));
+    as_mem_free(text);
+}
+
+static const route_t routes[] = {
+    {"POST", "/v1/completions", post_completions},
+    {"POST", "/v1/chat/completions", post_chat},
+    {"GET", "/v1/models", get_models},
+    {"GET", "/health", get_health},
+    {"GET", "/livez", get_live},
+    {"GET", "/readyz", get_health},
+    {"GET", "/metrics", get_metrics},
+};
+
+// GET /v1/models/NAME.
+static bool answer_one_model(gpw_serve_t *serve, as_http_request_t *http,
+                             const as_http_call_t *call)
+{
+    static const char prefix[] = "/v1/models/";
+    if (strcmp(call->method, "GET") != 0 || strncmp(call->path, prefix, sizeof(prefix) - 1) != 0 ||
+        strcmp(call->path + sizeof(prefix) - 1, serve->options.model_name) != 0) {
+        return false;
+    }
+    gpw_serve_reply_json(http, 200, gpw_reply_model(serve));
+    return true;
+}
+
+static void on_request(void *ctx, as_http_request_t *http, const as_http_call_t *call)
+{
+    gpw_serve_t *serve = ctx;
+    gpw_api_error_t error;
+    const route_t *known = NULL;
+    gpw_http_metric_add(GPW_HTTP_REQUESTS, 1);
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
+        if (strcmp(routes[i].path, call->path) != 0) {
+            continue;
+        }
+        known = &routes[i];
+        if (strcmp(known->method, call->method) == 0) {
+            known->answer(serve, http, call);
+            return;
+        }
+    }
+    if (answer_one_model(serve, http, call)) {
+        return;
+    }
+    if (known) {
+        gpw_api_error_set(&error, 405, "method_not_allowed", NULL, "%s takes %s", known->path,
+                          known->method);
+    } else {
+        gpw_api_error_set(&error, 404, "not_found", NULL,
+                          "there is nothing at this path; there are POST /v1/completions, POST "
+                          "/v1/chat/completions, "
+                          "GET /v1/models, GET /health and GET /metrics");
+    }
+    gpw_serve_reply_error(serve, http, &error);
+}
+
+static void on_abort(void *ctx, as_http_request_t *http)
+{
+    (void)ctx;
+    gpw_generation_t *generation = as_http_request_user(http);
+    if (generation) {
+        gpw_generation_abort(generation);
+    }
+}
+
+// ---- Draining
+
+static void linger(gpw_serve_t *serve)
+{
+    serve->drain = GPW_DRAIN_LINGERING;
+    as_timer_start(serve->drain_timer, LINGER_US);
+}
+
+void gpw_serve_generation_ended(gpw_serve_t *serve)
+{
+    bool draining = serve->drain == GPW_DRAIN_WAITING || serve->drain == GPW_DRAIN_CANCELLED;
+    if (draining && serve->generation_count == 0) {
+        linger(serve);
+    }
+}
+
+static void on_drain_timer(void *ctx)
+{
+    gpw_serve_t *serve = ctx;
+    if (serve->drain == GPW_DRAIN_WAITING) {
+        AS_WARN(COMPONENT, "grace period over, cancelling generations %u", serve->generation_count);
+        serve->drain = GPW_DRAIN_CANCELLED;
+        as_timer_start(serve->drain_timer, CANCEL_GRACE_US);
+        for (gpw_generation_t *generation = serve->generations; generation;
+             generation = generation->next) {
+            gpw_generation_cancel(generation);
+        }
+        return;
+    }
+    if (serve->drain == GPW_DRAIN_CANCELLED) {
+        AS_WARN(COMPONENT, "leaving generations behind %u", serve->generation_count);
+    }
+    serve->drained(serve->drained_ctx);
+}
+
+void gpw_serve_drain(gpw_serve_t *serve, uint64_t grace_us, as_loop_fn done, void *ctx)
+{
+    if (serve->drain != GPW_DRAIN_NO) {
+        return;
+    }
+    AS_INFO(COMPONENT, "draining, generations %u", serve->generation_count);
+    serve->drained = done;
+    serve->drained_ctx = ctx;
+    serve->drain = GPW_DRAIN_WAITING;
+    if (serve->generation_count == 0) {
+        linger(serve);
+    } else {
+        as_timer_start(serve->drain_timer, grace_us);
+    }
+}
+
+// ---- Life
+
+as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **serve_p)
+{
+    gpw_serve_t *serve = as_mem_zalloc(1, sizeof(*serve));
+    if (!serve) {
+        return AS_ERR_NO_MEMORY;
+    }
+    as_status_t status = AS_ERR_NO_MEMORY;
+    serve->options = *options;
+    serve->limits = (gpw_api_limits_t){
+        .vocab = gpw_tokenizer_vocab(options->model->tokenizer),
+        .context_max = options->context_max,
+        .compressors = gpw_worker_compressors(),
+    };
+    if (getrandom(&serve->ids, sizeof(serve->ids), 0) != sizeof(serve->ids)) {
+        AS_WARN(COMPONENT, "no randomness: ids of requests begin at 0");
+    }
+    serve->tokens = as_mem_zalloc(options->context_max, sizeof(*serve->tokens));
+    if (!serve->tokens) {
+        goto fail_serve;
+    }
+    status = as_timer_alloc(options->loop, on_drain_timer, serve, &serve->drain_timer);
+    if (status != AS_OK) {
+        goto fail_tokens;
+    }
+    const as_http_handlers_t handlers = {
+        .ctx = serve, .on_request = on_request, .on_abort = on_abort};
+    status = as_http_alloc(options->loop, options->address, options->connections_max, &handlers,
+                           &serve->http);
+    if (status != AS_OK) {
+        goto fail_timer;
+    }
+    gpw_http_metrics_register();
+    *serve_p = serve;
+    return AS_OK;
+fail_timer:
+    as_timer_free(serve->drain_timer);
+fail_tokens:
+    as_mem_free(serve->tokens);
+fail_serve:
+    as_mem_free(serve);
+    return status;
+}
+
+void gpw_serve_open(gpw_serve_t *serve, gpw_worker_t *worker)
+{
+    AS_ASSERT(worker && !serve->worker);
+    serve->worker = worker;
+}
+
+const char *gpw_serve_address(const gpw_serve_t *serve)
+{
+    return as_http_address(serve->http);
+}
+
+void gpw_serve_close(gpw_serve_t *serve)
+{
+    if (!serve->http) {
+        return;
+    }
+    as_http_free(serve->http);
+    as_timer_free(serve->drain_timer);
+    serve->http = NULL;
+    serve->drain_timer = NULL;
+}
+
+void gpw_serve_free(gpw_serve_t *serve)
+{
+    if (!serve) {
+        return;
+    }
+    AS_ASSERT(!serve->http);
+    serve->drain = GPW_DRAIN_LINGERING;
+    while (serve->generations) {
+        gpw_generation_free(serve->generations);
+    }
+    as_mem_free(serve->tokens);
+    as_mem_free(serve);
+}
