@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The simulated data plane: many nets in one process on one simulated loop, with faults from a seed.
+// The simulated data plane: many nets in one process on one simulated loop, with faults from a
+// seed.
 //
-// The same seed and the same calls give the same run, event for event. A fault plan is harsher than a real
-// transport: single messages may vanish, be late or overtake each other.
+// The same seed and the same calls give the same run, event for event. A fault plan is harsher than
+// a real transport: single messages may vanish, be late or overtake each other.
 #ifndef AS_NET_SIM_H
 #define AS_NET_SIM_H
 
@@ -11,9 +12,10 @@
 typedef struct as_sim as_sim_t; // the network
 
 typedef struct as_sim_faults {
-    uint32_t loss_ppm;       // chance that a message vanishes, per million
-    uint32_t corrupt_ppm;    // chance that one payload byte of a message or read is flipped
-    uint64_t delay_us_min;   // per message, uniform between min and max; unequal delays reorder messages
+    uint32_t loss_ppm;    // chance that a message vanishes, per million
+    uint32_t corrupt_ppm; // chance that one payload byte of a message or read is flipped
+    uint64_t
+        delay_us_min; // per message, uniform between min and max; unequal delays reorder messages
     uint64_t delay_us_max;
     uint64_t bandwidth_bytes_per_s; // per connection and direction; 0: unlimited
 } as_sim_faults_t;
@@ -21,15 +23,21 @@ typedef struct as_sim_faults {
 as_status_t as_sim_alloc(as_loop_t *loop, uint64_t seed, as_sim_t **sim_p) AS_MUST_USE;
 void as_sim_free(as_sim_t *sim);
 void as_sim_set_faults(as_sim_t *sim, const as_sim_faults_t *faults);
+// Whether connections offer one-sided reads (default: yes), as on shared memory or not, as on TCP.
+void as_sim_set_onesided(as_sim_t *sim, bool onesided);
 // Next pseudo-random number of the simulation's own stream (for test drivers).
 uint64_t as_sim_random(as_sim_t *sim);
+// A hash of all events so far, their times included: two runs are the same when it is.
+uint64_t as_sim_trace(const as_sim_t *sim);
 
 // `name` is the host part of its address: listening on "a:0" gives "a:<port>".
-as_status_t as_net_alloc_sim(as_sim_t *sim, const char *name, const as_net_handlers_t *handlers, as_net_t **net_p) AS_MUST_USE;
-// The node vanishes as by kill -9: peers see on_lost after a short delay; nothing it had in flight arrives.
-// Its own callbacks never run again. Free it afterwards.
+as_status_t as_net_alloc_sim(as_sim_t *sim, const char *name, const as_net_handlers_t *handlers,
+                             as_net_t **net_p) AS_MUST_USE;
+// The node vanishes as by kill -9: peers see on_lost after a short delay; nothing it had in flight
+// arrives. Its own callbacks never run again. Free it afterwards.
 void as_sim_kill(as_sim_t *sim, as_net_t *net);
-// As by SIGSTOP: nothing is delivered to or from the node until it is resumed. Peers are told nothing.
+// As by SIGSTOP: nothing is delivered to or from the node until it is resumed. Peers are told
+// nothing.
 void as_sim_stop(as_sim_t *sim, as_net_t *net);
 void as_sim_resume(as_sim_t *sim, as_net_t *net);
 
