@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a block is: its shape, its namespace, its key and the layout of its bytes.
 //
-// A key names content: which tokens, of which model, in which numerics, for which tenant. Equal keys therefore mean
-// equal bytes, which is what makes blocks immutable, puts idempotent and caches safe to share.
+// A key names content: which tokens, of which model, in which numerics, for which tenant. Equal
+// keys therefore mean equal bytes, which is what makes blocks immutable, puts idempotent and caches
+// safe to share.
 #ifndef AS_BLOCK_H
 #define AS_BLOCK_H
 
@@ -14,7 +15,7 @@
 #define AS_BLOCK_TOKENS_MAX     256u
 #define AS_LAYERS_MAX           256u
 #define AS_CHAIN_BLOCKS_MAX     16384u // one prefix
-#define AS_RUN_BLOCKS           16u    // consecutive blocks of a chain that are placed on the same store nodes
+#define AS_RUN_BLOCKS           16u // consecutive blocks of a chain that are placed on the same store nodes
 
 typedef struct as_key {
     uint8_t bytes[32];
@@ -52,13 +53,16 @@ size_t as_block_bytes(const as_shape_t *shape);
 // Element offset inside an extent of K (part 0) or V (part 1) of one head of one token.
 size_t as_extent_offset(const as_shape_t *shape, uint32_t part, uint32_t kv_head, uint32_t token);
 
-// SHA-256 over typed, length-prefixed fields: no two different field lists collide by concatenation.
+// SHA-256 over typed, length-prefixed fields: no two different field lists collide by
+// concatenation.
 void as_namespace_key(const as_namespace_t *ns, as_key_t *key_p);
-// key = SHA-256("block", parent, count, token ids as little-endian u32); the first block's parent is the namespace key.
-void as_block_key(const as_key_t *parent, const int32_t *tokens, uint32_t token_count, as_key_t *key_p);
+// key = SHA-256("block", parent, count, token ids as little-endian u32); the first block's parent
+// is the namespace key.
+void as_block_key(const as_key_t *parent, const int32_t *tokens, uint32_t token_count,
+                  as_key_t *key_p);
 // Keys of all full blocks of `tokens`; returns their count, at most key_count_max.
-uint32_t as_chain_keys(const as_key_t *namespace_key, const int32_t *tokens, size_t token_count, uint32_t block_tokens,
-                       as_key_t *keys, uint32_t key_count_max);
+uint32_t as_chain_keys(const as_key_t *namespace_key, const int32_t *tokens, size_t token_count,
+                       uint32_t block_tokens, as_key_t *keys, uint32_t key_count_max);
 
 int as_key_equal(const as_key_t *a, const as_key_t *b);
 uint64_t as_key_hash(const as_key_t *key); // first 8 bytes: keys are uniform already

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CRC32C (Castagnoli), by SSE4.2/PCLMUL where the processor has them, by tables elsewhere; same values.
+// CRC32C (Castagnoli), by SSE4.2/PCLMUL where the processor has them, by tables elsewhere; same
+// values.
 #ifndef AS_CHECKSUM_H
 #define AS_CHECKSUM_H
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named fault sites. A site is a line in fault_sites.def (name and what goes wrong there); code asks
-// as_fault(AS_FAULT_X) where the real fault would show. Off unless a test or --fault arms it.
+// Named fault sites. A site is a line in fault_sites.def (name and what goes wrong there); code
+// asks as_fault(AS_FAULT_X) where the real fault would show. Off unless a test or --fault arms it.
 #ifndef AS_FAULT_H
 #define AS_FAULT_H
 

@@ -63,9 +63,9 @@ static enum MHD_Result refuse_early(struct MHD_Connection *connection)
 
 // Called with the headers, then with each piece of the body, then once without a piece; and again
 // after a resume.
-static enum MHD_Result on_access(void *ctx, struct MHD_Connection *connection, const char *url,
-                                 const char *method, const char *version, const char *data,
-                                 size_t *data_bytes_p, void **request_p)
+static enum MHD_Result as_http_on_access(void *ctx, struct MHD_Connection *connection,
+                                         const char *url, const char *method, const char *version,
+                                         const char *data, size_t *data_bytes_p, void **request_p)
 {
     as_http_t *http = ctx;
     as_http_request_t *request = *request_p;
@@ -214,19 +214,24 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 
 // ---- Start
 
-// Splits "host:port" or "[host]:port". The parts are written to buffers of the size of the address.
-static bool split_address(const char *address, char *host, char *port)
+// Splits "host:port" or "[host]:port". The parts are written to buffers of `bytes_max` bytes.
+static bool split_address(const char *address, char *host, char *port, size_t bytes_max)
 {
     const char *colon = strrchr(address, ':');
-    if (!colon || colon[1] == '\0' || strspn(colon + 1, "0123456789") != strlen(colon + 1)) {
+    if (!colon || strlen(address) >= bytes_max) {
         return false;
     }
-    size_t bytes = (size_t)(colon - address);
-    bool bracketed = bytes >= 2 && address[0] == '[' && colon[-1] == ']';
-    memcpy(host, address + bracketed, bytes - 2 * (size_t)bracketed);
-    host[bytes - 2 * (size_t)bracketed] = '\0';
-    strcpy(port, colon + 1);
-    return atol(port) <= 65535 && strlen(port) <= 5 && (bracketed || !strchr(host, ':'));
+    size_t digits = strlen(colon + 1);
+    if (digits == 0 || digits > 5 || strspn(colon + 1, "0123456789") != digits ||
+        strtol(colon + 1, NULL, 10) > 65535) {
+        return false;
+    }
+    bool bracketed = colon > address + 1 && address[0] == '[' && colon[-1] == ']';
+    size_t bytes = (size_t)(colon - address) - 2 * (size_t)bracketed;
+    memcpy(host, address + bracketed, bytes);
+    host[bytes] = '\0';
+    memcpy(port, colon + 1, digits + 1);
+    return bracketed || !strchr(host, ':');
 }
 
 static int open_socket(const struct addrinfo *info)
@@ -264,7 +269,7 @@ static as_status_t write_bound_address(int fd, char address[128])
 static as_status_t listen_on(const char *address, int *fd_p)
 {
     char host[128], port[128];
-    if (strlen(address) >= sizeof(host) || !split_address(address, host, port)) {
+    if (!split_address(address, host, port, sizeof(host))) {
         AS_ERROR("http", "address '%s' must be host:port, port at most 65535", address);
         return AS_ERR_INVALID;
     }
@@ -291,7 +296,7 @@ static as_status_t listen_on(const char *address, int *fd_p)
 static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connections_max)
 {
     return MHD_start_daemon(
-        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_access, http,
+        MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, as_http_on_access, http,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
         (unsigned)connections_max, MHD_OPTION_CONNECTION_TIMEOUT, AS_HTTP_IDLE_SECONDS_MAX,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,

@@ -5,7 +5,7 @@
 
 typedef enum as_log_level { AS_LOG_DEBUG, AS_LOG_INFO, AS_LOG_WARN, AS_LOG_ERROR } as_log_level_t;
 
-void as_log_set_level(as_log_level_t level); // default: info
+void as_log_set_level(as_log_level_t level);                       // default: info
 int as_log_parse_level(const char *name, as_log_level_t *level_p); // 1 on success
 void as_log_write(as_log_level_t level, const char *component, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

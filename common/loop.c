@@ -45,6 +45,11 @@ void as_loop_post(as_loop_t *loop, as_task_t *task)
     loop->ops->post(loop, task);
 }
 
+void as_loop_unpost(as_loop_t *loop, as_task_t *task)
+{
+    loop->ops->unpost(loop, task);
+}
+
 struct uv_loop_s *as_loop_uv(as_loop_t *loop)
 {
     return loop->ops->uv(loop);

@@ -16,6 +16,7 @@ typedef struct as_loop_ops {
     bool (*run_once)(as_loop_t *loop, bool wait);
     void (*stop)(as_loop_t *loop);
     void (*post)(as_loop_t *loop, as_task_t *task);
+    void (*unpost)(as_loop_t *loop, as_task_t *task);
     as_status_t (*timer_alloc)(as_loop_t *loop, as_timer_t **timer_p);
     void (*timer_start)(as_timer_t *timer, uint64_t delay_us);
     void (*timer_stop)(as_timer_t *timer);

@@ -177,6 +177,27 @@ static void sim_post(as_loop_t *head, as_task_t *task)
     loop->newest = task;
 }
 
+static void sim_unpost(as_loop_t *head, as_task_t *task)
+{
+    loop_sim_t *loop = loop_of(head);
+    as_task_t *before = NULL;
+    for (as_task_t *at = loop->oldest; at; before = at, at = at->next) {
+        if (at != task) {
+            continue;
+        }
+        if (before) {
+            before->next = task->next;
+        } else {
+            loop->oldest = task->next;
+        }
+        if (loop->newest == task) {
+            loop->newest = before;
+        }
+        task->queued = false;
+        return;
+    }
+}
+
 static as_status_t sim_timer_alloc(as_loop_t *head, as_timer_t **timer_p)
 {
     loop_sim_t *loop = loop_of(head);
@@ -242,6 +263,7 @@ static const as_loop_ops_t sim_ops = {
     .run_once = sim_run_once,
     .stop = sim_stop,
     .post = sim_post,
+    .unpost = sim_unpost,
     .timer_alloc = sim_timer_alloc,
     .timer_start = sim_timer_start,
     .timer_stop = sim_timer_stop,

@@ -24,6 +24,7 @@ typedef struct loop_uv {
     uv_loop_t uv;
     uv_async_t wake;
     _Atomic(as_task_t *) posted; // newest first
+    as_task_t *taken;            // by the loop, oldest first, and not run yet
     atomic_bool stopping;        // a stop that no run has taken yet
     bool freeing;
 } loop_uv_t;
@@ -44,7 +45,8 @@ static uint64_t uv_now_us(const as_loop_t *loop)
     return uv_hrtime() / 1000;
 }
 
-static as_task_t *take_posted(loop_uv_t *loop)
+// Moves what is posted, oldest first, behind what was taken before.
+static void take_posted(loop_uv_t *loop)
 {
     as_task_t *task = atomic_exchange_explicit(&loop->posted, NULL, memory_order_acquire);
     as_task_t *oldest = NULL;
@@ -54,21 +56,38 @@ static as_task_t *take_posted(loop_uv_t *loop)
         oldest = task;
         task = next;
     }
-    return oldest;
+    as_task_t **end = &loop->taken;
+    while (*end) {
+        end = &(*end)->next;
+    }
+    *end = oldest;
 }
 
 static void on_wake(uv_async_t *wake)
 {
     loop_uv_t *loop = wake->data;
-    as_task_t *task = take_posted(loop);
-    while (task) {
-        as_task_t *next = task->next;
+    take_posted(loop);
+    while (loop->taken) {
+        as_task_t *task = loop->taken;
+        loop->taken = task->next;
         as_loop_fn fn = task->fn;
         void *ctx = task->ctx;
         // From here the task may be posted again by any thread, and fn may free it.
         __atomic_store_n(&task->queued, false, __ATOMIC_RELEASE);
         fn(ctx);
-        task = next;
+    }
+}
+
+static void uv_unpost(as_loop_t *head, as_task_t *task)
+{
+    loop_uv_t *loop = loop_of(head);
+    take_posted(loop); // the wake-up that is under way will run the others
+    for (as_task_t **link = &loop->taken; *link; link = &(*link)->next) {
+        if (*link == task) {
+            *link = task->next;
+            __atomic_store_n(&task->queued, false, __ATOMIC_RELEASE);
+            return;
+        }
     }
 }
 
@@ -109,8 +128,8 @@ static bool uv_run_some(as_loop_t *head, bool wait)
     uv_run(&loop->uv, wait ? UV_RUN_ONCE : UV_RUN_NOWAIT);
     // The wake-up handle is always there; it is nothing to wait for.
     uv_unref((uv_handle_t *)&loop->wake);
-    bool alive =
-        uv_loop_alive(&loop->uv) || atomic_load_explicit(&loop->posted, memory_order_relaxed);
+    bool alive = uv_loop_alive(&loop->uv) || loop->taken ||
+                 atomic_load_explicit(&loop->posted, memory_order_relaxed);
     uv_ref((uv_handle_t *)&loop->wake);
     return alive;
 }
@@ -197,6 +216,7 @@ static const as_loop_ops_t uv_ops = {
     .run_once = uv_run_some,
     .stop = uv_stop_run,
     .post = uv_post,
+    .unpost = uv_unpost,
     .timer_alloc = uv_timer_new,
     .timer_start = uv_timer_begin,
     .timer_stop = uv_timer_end,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metrics: counters, gauges and histograms with Prometheus text exposition. Update from any thread (relaxed atomics).
+// Metrics: counters, gauges and histograms with Prometheus text exposition. Update from any thread
+// (relaxed atomics).
 //
-// A daemon declares its metrics once, in a table (<folder>/metrics.def or a static array), and registers it. Names end
-// in their unit: _total, _bytes, _us, _tokens, _blocks.
+// A daemon declares its metrics once, in a table (<folder>/metrics.def or a static array), and
+// registers it. Names end in their unit: _total, _bytes, _us, _tokens, _blocks.
 #ifndef AS_METRICS_H
 #define AS_METRICS_H
 
@@ -10,7 +11,11 @@
 #include <stdint.h>
 #include "common/status.h"
 
-typedef enum as_metric_type { AS_METRIC_COUNTER, AS_METRIC_GAUGE, AS_METRIC_HISTOGRAM } as_metric_type_t;
+typedef enum as_metric_type {
+    AS_METRIC_COUNTER,
+    AS_METRIC_GAUGE,
+    AS_METRIC_HISTOGRAM
+} as_metric_type_t;
 
 typedef struct as_metric {
     const char *name; // assay_<folder>_<noun>_<unit>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options: one table per program; the same names as flags (--data-port), environment (ASSAY_DATA_PORT) and keys of a
-// JSON config file (--config FILE, "data-port": 0). A flag beats the environment, which beats the file, which beats
-// the default. --help and --version are answered here.
+// Options: one table per program; the same names as flags (--data-port), environment
+// (ASSAY_DATA_PORT) and keys of a JSON config file (--config FILE, "data-port": 0). A flag beats
+// the environment, which beats the file, which beats the default. --help and --version are answered
+// here.
 #ifndef AS_OPTIONS_H
 #define AS_OPTIONS_H
 
@@ -29,7 +30,7 @@ typedef struct as_option {
     const char *fallback; // default as text; NULL leaves *value alone
     const char *metavar;  // "BYTES", shown in help
     const char *help;
-    double min, max;      // numeric bounds, both 0: unbounded
+    double min, max; // numeric bounds, both 0: unbounded
     bool required;
 } as_option_t;
 
@@ -43,9 +44,9 @@ typedef struct as_options {
 
 typedef enum as_options_outcome { AS_OPTIONS_RUN, AS_OPTIONS_EXIT } as_options_outcome_t;
 
-// Parses argv. On AS_OK with AS_OPTIONS_EXIT, help or version was printed: exit 0. On an error the message (which
-// names the option, its bad value and what is accepted) was printed to stderr: exit 2. Positional arguments are left
-// in argv[*rest_p .. argc).
+// Parses argv. On AS_OK with AS_OPTIONS_EXIT, help or version was printed: exit 0. On an error the
+// message (which names the option, its bad value and what is accepted) was printed to stderr: exit
+// 2. Positional arguments are left in argv[*rest_p .. argc).
 as_status_t as_options_parse(const as_options_t *options, int argc, char **argv, int *rest_p,
                              as_options_outcome_t *outcome_p) AS_MUST_USE;
 void as_options_help(const as_options_t *options);

@@ -109,9 +109,10 @@ static bool scalar_text(const as_option_t *option, const json_t *value, char num
 
 static as_status_t complain_json(const as_option_text_t *text, const json_t *value)
 {
-    char *dump = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
-    as_option_complain(text, dump ? dump : "?");
-    free(dump);
+    char dump[128]; // enough to find it by; json_dumpb says how long it would be
+    size_t bytes = json_dumpb(value, dump, sizeof(dump) - 1, JSON_ENCODE_ANY | JSON_COMPACT);
+    dump[bytes < sizeof(dump) - 1 ? bytes : sizeof(dump) - 1] = '\0';
+    as_option_complain(text, dump);
     return AS_ERR_INVALID;
 }
 

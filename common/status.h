@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one status type of the project.
 //
-// A status says what must be rebuilt: the request, the block, the peer, the device or the process. Every
-// fallible function returns one and writes its outputs only on AS_OK. The function that first decides that
-// something is an error logs it, once; callers hand it on silently.
+// A status says what must be rebuilt: the request, the block, the peer, the device or the process.
+// Every fallible function returns one and writes its outputs only on AS_OK. The function that first
+// decides that something is an error logs it, once; callers hand it on silently.
 #ifndef AS_STATUS_H
 #define AS_STATUS_H
 

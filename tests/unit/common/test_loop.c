@@ -1,81 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops: what both promise, then what each promises alone. Tests of both run once on each.
-#include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+// The loops: what both promise, run once on each, and what virtual time promises alone.
+#include "loop_fixture.h"
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
-#include "common/loop.h"
 #include "common/mem.h"
 
 #define SEED        20260102u
-#define EVENTS_MAX  4096
 #define WAIT_US_MAX 20000000u // no test may wait longer
-
-static as_loop_t *loop;
-static int events[EVENTS_MAX];
-static int event_count;
-
-static int open_uv(void **state)
-{
-    (void)state;
-    event_count = 0;
-    return as_loop_alloc_uv(&loop) != AS_OK;
-}
-
-static int open_sim(void **state)
-{
-    (void)state;
-    event_count = 0;
-    return as_loop_alloc_sim(&loop) != AS_OK;
-}
-
-static int close_loop(void **state)
-{
-    (void)state;
-    as_loop_free(loop);
-    loop = NULL;
-    return 0;
-}
-
-static void note(int event)
-{
-    assert_true(event_count < EVENTS_MAX);
-    events[event_count++] = event;
-}
-
-static void note_ctx(void *ctx)
-{
-    note((int)(intptr_t)ctx);
-}
-
-static void stop(void *ctx)
-{
-    (void)ctx;
-    as_loop_stop(loop);
-}
-
-static void assert_events(int count, const int *expected)
-{
-    assert_int_equal(event_count, count);
-    for (int i = 0; i < count; i++) {
-        assert_int_equal(events[i], expected[i]);
-    }
-}
-#define ASSERT_EVENTS(...)                                                                         \
-    assert_events((int)(sizeof((int[]){__VA_ARGS__}) / sizeof(int)), (const int[]){__VA_ARGS__})
-
-static as_timer_t *new_timer(as_loop_fn fn, void *ctx)
-{
-    as_timer_t *timer = NULL;
-    assert_int_equal(as_timer_alloc(loop, fn, ctx, &timer), AS_OK);
-    return timer;
-}
 
 // ---- Both loops
 
@@ -136,6 +68,35 @@ static void a_task_may_free_itself(void **state)
     ASSERT_EVENTS(1);
 }
 
+static as_task_t unposted[4];
+static void note_and_unpost(void *ctx)
+{
+    note(0);
+    as_loop_unpost(loop, ctx);
+}
+
+static void a_task_that_was_taken_back_does_not_run(void **state)
+{
+    (void)state;
+    unposted[0] = (as_task_t){.fn = note_and_unpost, .ctx = &unposted[2]};
+    for (intptr_t i = 1; i < 4; i++) {
+        unposted[i] = (as_task_t){.fn = note_ctx, .ctx = (void *)i};
+    }
+    as_task_t last = {.fn = stop};
+    for (int i = 0; i < 4; i++) {
+        as_loop_post(loop, &unposted[i]);
+    }
+    as_loop_unpost(loop, &unposted[1]); // before it is taken; the third from within a task
+    as_loop_post(loop, &last);
+    as_loop_run(loop);
+    ASSERT_EVENTS(0, 3);
+    as_loop_unpost(loop, &unposted[1]); // not queued: nothing happens
+    as_loop_post(loop, &unposted[1]);
+    as_loop_post(loop, &last);
+    as_loop_run(loop);
+    ASSERT_EVENTS(0, 3, 1);
+}
+
 static void timers_run_in_the_order_of_their_times_and_never_early(void **state)
 {
     (void)state;
@@ -191,6 +152,38 @@ static void a_stopped_timer_does_not_run_and_can_be_started_again(void **state)
     ASSERT_EVENTS(1);
     as_timer_free(timer);
     as_timer_free(end);
+}
+
+static as_task_t victim;
+static void unpost_victim(void *ctx)
+{
+    (void)ctx;
+    note(1);
+    as_loop_unpost(loop, &victim);
+}
+
+static void an_unposted_task_does_not_run_and_the_others_do(void **state)
+{
+    (void)state;
+    as_task_t first = {.fn = note_ctx, .ctx = (void *)0}, second = {.fn = unpost_victim};
+    as_task_t third = {.fn = note_ctx, .ctx = (void *)3}, last = {.fn = stop};
+    as_task_t gone = {.fn = note_ctx, .ctx = (void *)9};
+    victim = gone;
+    as_loop_unpost(loop, &victim); // not posted: nothing happens
+    as_loop_post(loop, &first);
+    as_loop_post(loop, &gone);
+    as_loop_post(loop, &second);
+    as_loop_post(loop, &victim);
+    as_loop_post(loop, &third);
+    as_loop_unpost(loop, &gone); // before any ran; `second` does it while they run
+    assert_false(gone.queued);
+    as_loop_post(loop, &last);
+    as_loop_run(loop);
+    ASSERT_EVENTS(0, 1, 3);
+    as_loop_post(loop, &gone); // and it may be posted again
+    as_loop_post(loop, &last);
+    as_loop_run(loop);
+    ASSERT_EVENTS(0, 1, 3, 9);
 }
 
 static as_timer_t *self;
@@ -347,144 +340,6 @@ static void the_failure_of_each_allocation_is_survived(void **state)
     }
 }
 
-// ---- libuv
-
-#define POSTS 20000
-
-typedef struct poster {
-    as_task_t own;
-    int own_runs;
-    pthread_t thread;
-} poster_t;
-
-static void count_own(void *ctx)
-{
-    ((poster_t *)ctx)->own_runs++;
-}
-
-static void *post_many(void *ctx)
-{
-    poster_t *poster = ctx;
-    for (int i = 0; i < POSTS; i++) {
-        as_loop_post(loop, &poster->own);
-    }
-    return NULL;
-}
-
-// The last post of a thread must lead to a run after it, however the runs before it fell.
-static void posts_of_other_threads_are_never_lost(void **state)
-{
-    (void)state;
-    static poster_t posters[3];
-    for (int round = 0; round < 20; round++) {
-        for (int i = 0; i < 3; i++) {
-            posters[i] = (poster_t){.own = {.fn = count_own, .ctx = &posters[i]}};
-            assert_int_equal(pthread_create(&posters[i].thread, NULL, post_many, &posters[i]), 0);
-        }
-        while (posters[0].own_runs == 0 || posters[1].own_runs == 0 || posters[2].own_runs == 0) {
-            as_loop_run_once(loop, true);
-        }
-        for (int i = 0; i < 3; i++) {
-            pthread_join(posters[i].thread, NULL);
-        }
-        as_task_t end = {.fn = stop};
-        as_loop_post(loop, &end); // after all that is posted
-        as_loop_run(loop);
-        for (int i = 0; i < 3; i++) {
-            assert_false(posters[i].own.queued);
-            assert_in_range(posters[i].own_runs, 1, POSTS);
-        }
-    }
-}
-
-typedef struct message {
-    as_task_t task;
-    int thread, number;
-} message_t;
-
-static int last_number[3];
-static int messages_seen;
-
-static void see_message(void *ctx)
-{
-    message_t *message = ctx;
-    assert_int_equal(message->number, last_number[message->thread] + 1);
-    last_number[message->thread]++;
-    if (++messages_seen == 3 * 1000) {
-        as_loop_stop(loop);
-    }
-}
-
-static message_t messages[3][1000];
-
-static void *post_messages(void *ctx)
-{
-    int thread = (int)(intptr_t)ctx;
-    for (int i = 0; i < 1000; i++) {
-        messages[thread][i] = (message_t){.task = {.fn = see_message, .ctx = &messages[thread][i]},
-                                          .thread = thread,
-                                          .number = i};
-        as_loop_post(loop, &messages[thread][i].task);
-    }
-    return NULL;
-}
-
-static void posts_of_one_thread_keep_their_order(void **state)
-{
-    (void)state;
-    pthread_t threads[3];
-    messages_seen = 0;
-    for (int i = 0; i < 3; i++) {
-        last_number[i] = -1;
-        assert_int_equal(pthread_create(&threads[i], NULL, post_messages, (void *)(intptr_t)i), 0);
-    }
-    as_loop_run(loop);
-    for (int i = 0; i < 3; i++) {
-        pthread_join(threads[i], NULL);
-    }
-    assert_int_equal(messages_seen, 3000);
-}
-
-static void *stop_from_thread(void *ctx)
-{
-    (void)ctx;
-    as_loop_stop(loop);
-    return NULL;
-}
-
-static void another_thread_can_stop_an_idle_loop(void **state)
-{
-    (void)state;
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stop_from_thread, NULL), 0);
-    as_loop_run(loop);
-    pthread_join(thread, NULL);
-}
-
-static void real_time_is_the_monotonic_clock(void **state)
-{
-    (void)state;
-    struct timespec now;
-    uint64_t before_us = as_loop_now_us(loop);
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    uint64_t after_us = as_loop_now_us(loop);
-    assert_in_range((uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000, before_us,
-                    after_us);
-    assert_non_null(as_loop_uv(loop));
-}
-
-static void a_delay_without_end_does_not_overflow(void **state)
-{
-    (void)state;
-    as_timer_t *timer = new_timer(note_ctx, (void *)1), *end = new_timer(stop, NULL);
-    as_timer_start(timer, UINT64_MAX);
-    as_timer_start(end, 3000);
-    as_loop_run(loop);
-    assert_int_equal(event_count, 0);
-    as_timer_free(timer);
-    as_timer_free(end);
-}
-
 // ---- Virtual time
 
 static void virtual_time_starts_at_zero_and_jumps(void **state)
@@ -592,19 +447,14 @@ static void any_mix_of_starts_and_stops_runs_in_order(void **state)
     assert_true(event_count > 1000);
 }
 
-#define ON(loop_kind, test) cmocka_unit_test_setup_teardown(test, open_##loop_kind, close_loop)
-#define ON_BOTH(test)                                                                              \
-    {#test " (uv)", test, open_uv, close_loop, NULL},                                              \
-    {                                                                                              \
-#test " (sim)", test, open_sim, close_loop, NULL                                           \
-    }
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_BOTH(tasks_run_in_the_order_of_posting),
         ON_BOTH(a_queued_task_is_not_queued_again_but_a_running_one_is),
         ON_BOTH(a_task_may_free_itself),
+        ON_BOTH(a_task_that_was_taken_back_does_not_run),
+        ON_BOTH(an_unposted_task_does_not_run_and_the_others_do),
         ON_BOTH(timers_run_in_the_order_of_their_times_and_never_early),
         ON_BOTH(starting_a_running_timer_moves_it),
         ON_BOTH(a_stopped_timer_does_not_run_and_can_be_started_again),
@@ -616,11 +466,6 @@ int main(void)
         ON_BOTH(freeing_drops_pending_tasks),
         cmocka_unit_test(freeing_nothing_is_fine),
         cmocka_unit_test(the_failure_of_each_allocation_is_survived),
-        ON(uv, posts_of_other_threads_are_never_lost),
-        ON(uv, posts_of_one_thread_keep_their_order),
-        ON(uv, another_thread_can_stop_an_idle_loop),
-        ON(uv, real_time_is_the_monotonic_clock),
-        ON(uv, a_delay_without_end_does_not_overflow),
         ON(sim, virtual_time_starts_at_zero_and_jumps),
         ON(sim, events_of_one_time_run_in_the_order_they_were_made),
         ON(sim, run_once_runs_exactly_one_event),
