@@ -5,6 +5,9 @@
 // segment covers the blocks [0, sealed_blocks) of one chain. It grows only by whole blocks: sealing a block never looks
 // at later ones, so equal chains give equal segments. The session's tail (exact f16) is not the compressor's business:
 // the engine attends to both and merges the partials.
+//
+// To add a compressor: one file beside kivi.c and streaming.c with these functions, one line in compressor.c, one row in
+// tests/unit/gpuworker/test_compressor.c.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H
 
@@ -18,22 +21,31 @@ enum {
     GPW_COMPRESSOR_QUERY_FREE = 4u, // the segment depends on keys and values only: sessions may share it
 };
 
+#define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
+
 typedef struct gpw_compressor_params {
     uint32_t bits;          // KIVI: bits of one element
-    uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale
+    uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 8
     uint32_t sink_tokens;   // StreamingLLM
     uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
 
-typedef struct gpw_segment_attend {
+typedef struct gpw_segment_options {
+    const gpw_compressor_params_t *params;
+    as_shape_t shape; // element f16
     const krn_ops_t *ops;
+    uint32_t blocks_max; // the longest chain that will be sealed
+} gpw_segment_options_t;
+
+typedef struct gpw_segment_attend {
     krn_pool_t *pool;
     uint32_t layer, rows;
     float scale;
     const float *q;      // [rows][q_heads][dim]; every row sees every held token of the segment
     krn_partials_t *out; // cleared by the callee: [rows][q_heads]
+    void *scratch;       // gpw_segment_scratch_bytes
 } gpw_segment_attend_t;
 
 typedef struct gpw_compressor {
@@ -41,21 +53,28 @@ typedef struct gpw_compressor {
     const char *summary;
     uint32_t flags;
     gpw_compressor_params_t params;
-    // Memory for up to blocks_max blocks, counted by bytes(). AS_ERR_UNSUPPORTED when the shape does not fit the method.
-    as_status_t (*open)(const gpw_compressor_params_t *params, const as_shape_t *shape, uint32_t blocks_max,
-                        gpw_segment_t **segment_p) AS_MUST_USE;
+    // An empty segment. AS_ERR_UNSUPPORTED when the shape does not fit the method.
+    as_status_t (*open)(const gpw_segment_options_t *options, gpw_segment_t **segment_p) AS_MUST_USE;
+    // Memory for the blocks [0, blocks): seal may be called for these. Never shrinks.
+    as_status_t (*reserve)(gpw_segment_t *segment, uint32_t blocks) AS_MUST_USE;
     // Folds one layer of block `block` (the next of that layer) into the segment; `extent` is its full f16 extent.
     void (*seal)(gpw_segment_t *segment, uint32_t layer, uint32_t block, const void *extent);
     void (*attend)(const gpw_segment_t *segment, const gpw_segment_attend_t *args);
-    // True when the segment holds the exact K and V of every token of `block` (which a swap then need not move).
-    bool (*exact)(const gpw_segment_t *segment, uint32_t layer, uint32_t block);
+    // The exact extent of `block` when the segment holds every token of it as it was (a swap need not move it), else
+    // NULL. Valid until the next seal of this layer.
+    const void *(*extent)(const gpw_segment_t *segment, uint32_t layer, uint32_t block);
     // Physical bytes, all of it: codes, scales, indices, padding, metadata.
     uint64_t (*bytes)(const gpw_segment_t *segment);
-    void (*close)(gpw_segment_t *segment);
+    // What bytes() can be once `blocks` blocks are reserved: for admission.
+    uint64_t (*bytes_max)(const gpw_segment_options_t *options, uint32_t blocks);
+    void (*close)(gpw_segment_t *segment); // NULL is fine
 } gpw_compressor_t;
 
-// The table; NULL-terminated by name.
+// The table; ends with an entry whose name is NULL.
 const gpw_compressor_t *gpw_compressors(void);
+// NULL when there is none of this name.
 const gpw_compressor_t *gpw_compressor_find(const char *name);
+
+size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows);
 
 #endif

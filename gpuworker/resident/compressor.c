@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compressors that this worker knows, in the order in which people see them.
+#include "gpuworker/resident/compressor.h"
+
+#include <string.h>
+
+#include "gpuworker/resident/kivi.h"
+#include "gpuworker/resident/streaming.h"
+
+// Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long prompt to the
+// verification, which is what that method is here to show.
+static const gpw_compressor_t table[] = {
+    {
+        .name = "kivi4",
+        .summary = "KIVI, 4 bit: keys by channel, values by token, groups of 32 (3.2x)",
+        .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.bits = 4, .group = 32},
+        GPW_KIVI_FUNCTIONS,
+    },
+    {
+        .name = "kivi2",
+        .summary = "KIVI, 2 bit: keys by channel, values by token, groups of 32 (5.3x)",
+        .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.bits = 2, .group = 32},
+        GPW_KIVI_FUNCTIONS,
+    },
+    {
+        .name = "streaming",
+        .summary = "StreamingLLM: the first 4 and the newest 256 sealed tokens, exact, in whole blocks",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.sink_tokens = 4, .window_tokens = 256},
+        GPW_STREAMING_FUNCTIONS,
+    },
+    {.name = NULL},
+};
+
+const gpw_compressor_t *gpw_compressors(void)
+{
+    return table;
+}
+
+const gpw_compressor_t *gpw_compressor_find(const char *name)
+{
+    for (const gpw_compressor_t *c = table; c->name; c++) {
+        if (strcmp(c->name, name) == 0) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
+size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows)
+{
+    return (size_t)GPW_SEGMENT_WAVE_RUNS * rows * shape->q_heads * (shape->head_dim + 2) *
+           sizeof(float);
+}

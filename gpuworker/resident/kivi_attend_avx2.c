@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// KIVI's attention for processors with AVX2. Not with FMA: the bits are to be those of the portable code.
+#if defined(__x86_64__)
+#pragma GCC optimize("O3")
+#pragma GCC target("avx2")
+#endif
+#include "gpuworker/resident/kivi_attend.h"
+
+void gpw_kivi_attend_avx2(const gpw_kivi_part_t *part)
+{
+    attend(part);
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// KIVI's attention for any processor.
+#pragma GCC optimize("O3")
+#include "gpuworker/resident/kivi_attend.h"
+
+void gpw_kivi_attend_portable(const gpw_kivi_part_t *part)
+{
+    attend(part);
+}
