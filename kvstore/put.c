@@ -54,7 +54,7 @@ struct kvs_puts {
     uint32_t max, used;
     uint32_t unused;
     put_t *check_first, **check_last; // those CHECKING, in order
-    as_timer_t *check;
+    as_task_t check;
     put_t slots[];
 };
 
@@ -67,11 +67,7 @@ as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p
     if (!puts) {
         return AS_ERR_NO_MEMORY;
     }
-    as_status_t status = as_timer_alloc(store->options.loop, on_check, puts, &puts->check);
-    if (status != AS_OK) {
-        as_mem_free(puts);
-        return status;
-    }
+    puts->check = (as_task_t){.fn = on_check, .ctx = puts};
     puts->store = store;
     puts->max = max;
     puts->check_last = &puts->check_first;
@@ -87,7 +83,7 @@ void kvs_puts_free(kvs_puts_t *puts)
 {
     if (puts) {
         AS_ASSERT(puts->used == 0);
-        as_timer_free(puts->check);
+        as_loop_unpost(puts->store->options.loop, &puts->check);
         as_mem_free(puts);
     }
 }
@@ -322,7 +318,7 @@ static void check_soon(put_t *put)
     put->state = CHECKING;
     put->check_next = NULL;
     if (!puts->check_first) {
-        as_timer_start(puts->check, 0);
+        as_loop_post(puts->store->options.loop, &puts->check);
     }
     *puts->check_last = put;
     puts->check_last = &put->check_next;
@@ -459,7 +455,7 @@ static void on_check(void *ctx)
         check_some(puts->check_first);
     }
     if (puts->check_first) {
-        as_timer_start(puts->check, 0);
+        as_loop_post(puts->store->options.loop, &puts->check);
     }
 }
 

@@ -122,9 +122,8 @@ static void on_evict(void *ctx)
     bool more = kvs_evict_some(store->index, store->pool, store->evict_goal_bytes, &evicted);
     kvs_count(&store->counted.evictions, KVS_METRIC_EVICTIONS, evicted);
     kvs_store_gauge(store);
-    store->evicting = more;
     if (more) {
-        as_timer_start(store->evict, 0);
+        as_loop_post(store->options.loop, &store->evict);
     } else {
         store->evict_goal_bytes = SIZE_MAX;
     }
@@ -145,10 +144,7 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
         goal = used > wanted_bytes ? used - wanted_bytes : 0;
     }
     store->evict_goal_bytes = goal < store->evict_goal_bytes ? goal : store->evict_goal_bytes;
-    if (!store->evicting) {
-        store->evicting = true;
-        as_timer_start(store->evict, 0);
-    }
+    as_loop_post(store->options.loop, &store->evict);
 }
 
 // ---- its life
@@ -195,9 +191,6 @@ static as_status_t store_fill(kvs_store_t *store)
         status = as_timer_alloc(options->loop, on_sweep, store, &store->sweep);
     }
     if (status == AS_OK) {
-        status = as_timer_alloc(options->loop, on_evict, store, &store->evict);
-    }
-    if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
     return status;
@@ -215,6 +208,7 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
     }
     store->magic = KVS_STORE_MAGIC;
     store->options = *options;
+    store->evict = (as_task_t){.fn = on_evict, .ctx = store};
     store->evict_goal_bytes = SIZE_MAX;
     as_metric_register(kvs_metrics, KVS_METRIC_COUNT);
     status = identify(store);
@@ -249,7 +243,7 @@ void kvs_store_free(kvs_store_t *store)
     as_net_mem_free(store->mem);
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);
-    as_timer_free(store->evict);
+    as_loop_unpost(store->options.loop, &store->evict);
     kvs_admin_free(store);
     kvs_puts_free(store->puts);
     kvs_leases_free(store->leases);

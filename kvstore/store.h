@@ -82,8 +82,7 @@ struct kvs_store {
     uint32_t conn_count;
     as_timer_t *sweep;
     bool sweeping;
-    as_timer_t *evict;
-    bool evicting;
+    as_task_t evict;
     size_t evict_goal_bytes;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
