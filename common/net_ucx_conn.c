@@ -185,7 +185,7 @@ as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **
     params->err_handler.arg = conn;
     ucs_status_t status = ucp_ep_create(net->worker, params, &conn->ep);
     if (status != UCS_OK) {
-        AS_WARN("net", "cannot make an endpoint: %s", ucs_status_string(status));
+        AS_INFO("net", "cannot make an endpoint: %s", ucs_status_string(status));
         as_mem_free(conn);
         return ucx_status(status);
     }

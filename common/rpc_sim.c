@@ -393,8 +393,14 @@ static void pending_fail(as_rpc_pending_t *pending, as_status_t status, const ch
 
 static void on_closure(const ProtobufCMessage *reply, void *closure_data)
 {
-    // A handler that has no reply hands over NULL: protobuf-c's convention of a failed call.
-    pending_answer(closure_data, reply ? AS_OK : AS_ERR_IO, reply);
+    sim_pending_t *pending = closure_data; // statuses as over gRPC
+    if (!reply) {
+        pending_answer(pending, AS_ERR_NO_MEMORY, NULL);
+    } else if (protobuf_c_message_get_packed_size(reply) > AS_RPC_MESSAGE_BYTES_MAX) {
+        pending_answer(pending, AS_ERR_LIMIT, NULL);
+    } else {
+        pending_answer(pending, AS_OK, reply);
+    }
 }
 
 static ProtobufCService *service_find(sim_server_t *server,
