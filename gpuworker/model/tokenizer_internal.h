@@ -54,7 +54,7 @@ struct gpw_tokenizer {
     uint32_t special_count;
     bool special_first[256]; // bytes that one of them begins with
     bool *end;               // [count]
-    int32_t bos;             // -1: none
+    int32_t bos, eos;        // -1: none
     bool add_bos, add_space_prefix, whole_words_first;
     gpw_split_t split;
     char *chat_template; // NULL: none

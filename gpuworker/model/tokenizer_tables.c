@@ -409,13 +409,18 @@ static void load_ends(loader_t *loader)
     }
 }
 
+static int32_t read_token(const loader_t *loader, const char *key)
+{
+    uint32_t token;
+    bool known = gpw_gguf_u32(loader->gguf, key, &token) && token < loader->tokenizer->count;
+    return known ? (int32_t)token : -1;
+}
+
 static as_status_t load_settings(loader_t *loader)
 {
     gpw_tokenizer_t *tokenizer = loader->tokenizer;
-    uint32_t bos;
-    bool known =
-        gpw_gguf_u32(loader->gguf, "tokenizer.ggml.bos_token_id", &bos) && bos < tokenizer->count;
-    tokenizer->bos = known ? (int32_t)bos : -1;
+    tokenizer->bos = read_token(loader, "tokenizer.ggml.bos_token_id");
+    tokenizer->eos = read_token(loader, "tokenizer.ggml.eos_token_id");
     gpw_gguf_bool(loader->gguf, "tokenizer.ggml.add_bos_token", &tokenizer->add_bos);
     gpw_gguf_bool(loader->gguf, "tokenizer.ggml.add_space_prefix", &tokenizer->add_space_prefix);
     gpw_gguf_string_t text = {"", 0};
