@@ -167,16 +167,15 @@ static as_status_t make_face(daemon_t *daemon)
 
 static void print_ready(const daemon_t *daemon)
 {
-    json_t *line =
-        json_pack("{s:s, s:s, s:s, s:s, s:I}", "ready", "assay-gpuworker", "http_address",
-                  gpw_serve_address(daemon->serve), "model", model_name(daemon), "name",
-                  daemon->config->name, "pid", (json_int_t)getpid());
+    json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:I}", "ready", "assay-gpuworker", "http",
+                             gpw_serve_address(daemon->serve), "model", model_name(daemon), "name",
+                             daemon->config->name, "pid", (json_int_t)getpid());
     char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     if (text) {
         puts(text);
         fflush(stdout);
     }
-    free(text);
+    as_mem_free(text);
     json_decref(line);
 }
 
@@ -316,6 +315,7 @@ static as_status_t start(daemon_t *daemon)
 int gpw_daemon_run(const gpw_daemon_config_t *config)
 {
     daemon_t daemon = {.config = config};
+    json_set_alloc_funcs(as_mem_alloc, as_mem_free);
     as_status_t status = start(&daemon);
     if (status == AS_OK) {
         print_ready(&daemon);

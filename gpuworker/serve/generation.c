@@ -95,7 +95,7 @@ static bool send_event(gpw_generation_t *generation, json_t *json)
     if (status == AS_OK) {
         status = as_http_stream_write(generation->http, event.bytes, event.count);
     }
-    free(text);
+    as_mem_free(text);
     gpw_string_fini(&event);
     if (status != AS_OK && status != AS_ERR_PEER_LOST) {
         AS_WARN(COMPONENT, "stream of %s cut: %s", generation->id, as_status_str(status));
@@ -121,7 +121,7 @@ static bool begin_stream(gpw_generation_t *generation)
         return true;
     }
     if (as_http_stream_begin(generation->http, 200, "text/event-stream; charset=utf-8") != AS_OK) {
-        gpw_api_error_set(&generation->error, 503, "out_of_memory", NULL,
+        gpw_api_error_set(&generation->error, (gpw_api_fault_t){503, "out_of_memory", NULL},
                           "out of memory: try again later");
         generation->failed = true;
         gpw_generation_cancel(generation);
@@ -224,8 +224,8 @@ static void fail(gpw_generation_t *generation, as_status_t status, const char *m
     if (!generation->failed) {
         const char *reason =
             status == AS_ERR_LIMIT ? "context_length_exceeded" : as_status_str(status);
-        gpw_api_error_set(&generation->error, code_of(status), reason, NULL, "%s",
-                          message && message[0] ? message : as_status_str(status));
+        gpw_api_error_set(&generation->error, (gpw_api_fault_t){code_of(status), reason, NULL},
+                          "%s", message && message[0] ? message : as_status_str(status));
         generation->failed = true;
     }
     gpw_generation_cancel(generation);
@@ -307,7 +307,7 @@ static bool check_model(gpw_generation_t *generation)
     if (!asked || strcmp(asked, here) == 0) {
         return true;
     }
-    gpw_api_error_set(&generation->error, 404, "model_not_found", "model",
+    gpw_api_error_set(&generation->error, (gpw_api_fault_t){404, "model_not_found", "model"},
                       "model \"%.200s\" is not served here; this server has \"%.200s\"", asked,
                       here);
     return refuse(generation);
@@ -334,8 +334,10 @@ static bool tokenize(gpw_generation_t *generation, const int32_t **tokens_p, siz
     if (status != AS_OK) {
         bool unknown = status == AS_ERR_UNSUPPORTED;
         gpw_api_error_set(
-            &generation->error, code_of(status), unknown ? "no_chat_template" : "invalid_value",
-            "messages", "%s",
+            &generation->error,
+            (gpw_api_fault_t){code_of(status), unknown ? "no_chat_template" : "invalid_value",
+                              "messages"},
+            "%s",
             unknown ? "this model has no chat template that is known here: use /v1/completions"
                     : "messages do not fit the model's chat template: let user and assistant "
                       "alternate, with at most one system message before them");
@@ -351,9 +353,10 @@ static bool tokenize(gpw_generation_t *generation, const int32_t **tokens_p, siz
         return true;
     }
     bool limit = status == AS_ERR_LIMIT;
-    gpw_api_error_set(&generation->error, status == AS_OK ? 400 : code_of(status),
-                      limit ? "context_length_exceeded" : "invalid_value",
-                      chat ? "messages" : "prompt",
+    gpw_api_error_set(&generation->error,
+                      (gpw_api_fault_t){status == AS_OK ? 400 : code_of(status),
+                                        limit ? "context_length_exceeded" : "invalid_value",
+                                        chat ? "messages" : "prompt"},
                       limit ? "the prompt is longer than the context of %u tokens: shorten it"
                             : "the prompt has no tokens (context %u): write something into it",
                       serve->limits.context_max);
@@ -367,7 +370,7 @@ static bool check_context(gpw_generation_t *generation, size_t token_count)
     const char *name = request->kind == GPW_API_CHAT ? "messages" : "prompt";
     if (token_count >= context_max) {
         gpw_api_error_set(
-            &generation->error, 400, "context_length_exceeded", name,
+            &generation->error, (gpw_api_fault_t){400, "context_length_exceeded", name},
             "%s has %zu tokens and leaves no room for an answer in the context of %u: shorten it",
             name, token_count, context_max);
         return refuse(generation);
@@ -377,7 +380,7 @@ static bool check_context(gpw_generation_t *generation, size_t token_count)
     }
     if (request->max_tokens > context_max - token_count) {
         gpw_api_error_set(
-            &generation->error, 400, "context_length_exceeded", "max_tokens",
+            &generation->error, (gpw_api_fault_t){400, "context_length_exceeded", "max_tokens"},
             "%s has %zu tokens and max_tokens asks for %u more, but the context holds %u: "
             "lower max_tokens to %zu, or shorten the prompt",
             name, token_count, request->max_tokens, context_max, context_max - token_count);
@@ -431,12 +434,12 @@ static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_ht
     gpw_serve_t *serve = generation->serve;
     gpw_api_request_t *request = &generation->request;
     if (serve->drain != GPW_DRAIN_NO) {
-        gpw_api_error_set(&generation->error, 503, "shutting_down", NULL,
+        gpw_api_error_set(&generation->error, (gpw_api_fault_t){503, "shutting_down", NULL},
                           "the server is shutting down: send the request to another, or later");
         return refuse(generation);
     }
-    if (!gpw_api_parse(kind, call->body ? call->body : "", call->body_bytes, &serve->limits,
-                       request, &generation->error)) {
+    const gpw_api_body_t body = {kind, call->body ? call->body : "", call->body_bytes};
+    if (!gpw_api_parse(&body, &serve->limits, request, &generation->error)) {
         return refuse(generation);
     }
     const int32_t *tokens;

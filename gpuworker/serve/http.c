@@ -35,7 +35,7 @@ void gpw_serve_reply_json(as_http_request_t *http, int code, json_t *json)
         gpw_http_metric_add(GPW_HTTP_FAILED, 1);
         as_http_reply(http, 503, CONTENT_JSON, no_memory, sizeof(no_memory) - 1);
     }
-    free(text);
+    as_mem_free(text);
 }
 
 void gpw_serve_reply_error(gpw_serve_t *serve, as_http_request_t *http,
@@ -152,10 +152,10 @@ static void on_request(void *ctx, as_http_request_t *http, const as_http_call_t 
         return;
     }
     if (known) {
-        gpw_api_error_set(&error, 405, "method_not_allowed", NULL, "%s takes %s", known->path,
-                          known->method);
+        gpw_api_error_set(&error, (gpw_api_fault_t){405, "method_not_allowed", NULL}, "%s takes %s",
+                          known->path, known->method);
     } else {
-        gpw_api_error_set(&error, 404, "not_found", NULL,
+        gpw_api_error_set(&error, (gpw_api_fault_t){404, "not_found", NULL},
                           "there is nothing at this path; there are POST /v1/completions, POST "
                           "/v1/chat/completions, "
                           "GET /v1/models, GET /health and GET /metrics");

@@ -41,13 +41,12 @@ static void cut_at_character(char *text)
     }
 }
 
-void gpw_api_error_set(gpw_api_error_t *error, int code, const char *reason, const char *param,
-                       const char *format, ...)
+void gpw_api_error_set(gpw_api_error_t *error, gpw_api_fault_t fault, const char *format, ...)
 {
-    error->code = code;
-    error->type = error_type(code);
-    error->reason = reason;
-    snprintf(error->param, sizeof(error->param), "%s", param ? param : "");
+    error->code = fault.code;
+    error->type = error_type(fault.code);
+    error->reason = fault.reason;
+    snprintf(error->param, sizeof(error->param), "%s", fault.param ? fault.param : "");
     cut_at_character(error->param);
     va_list args;
     va_start(args, format);
@@ -87,14 +86,14 @@ bool gpw_api_wrong(gpw_api_parse_t *parse, const char *what, const json_t *value
 {
     char picture[96];
     describe(value, picture, sizeof(picture));
-    gpw_api_error_set(parse->error, 400, "invalid_value", parse->path, "%s must be %s, but is %s",
-                      parse->path, what, picture);
+    gpw_api_error_set(parse->error, (gpw_api_fault_t){400, "invalid_value", parse->path},
+                      "%s must be %s, but is %s", parse->path, what, picture);
     return false;
 }
 
 bool gpw_api_unsupported(gpw_api_parse_t *parse, const char *remedy)
 {
-    gpw_api_error_set(parse->error, 400, "unsupported_parameter", parse->path,
+    gpw_api_error_set(parse->error, (gpw_api_fault_t){400, "unsupported_parameter", parse->path},
                       "%s is not supported: %s", parse->path, remedy);
     return false;
 }
@@ -150,14 +149,15 @@ static bool unknown_field(gpw_api_parse_t *parse, const gpw_api_field_t *fields,
     for (const gpw_api_field_t *field = fields; field->name; field++) {
         if (strcmp(field->name, name) == 0) {
             bool chat = parse->request->kind == GPW_API_CHAT;
-            gpw_api_error_set(parse->error, 400, "unknown_parameter", parse->path,
+            gpw_api_error_set(parse->error,
+                              (gpw_api_fault_t){400, "unknown_parameter", parse->path},
                               "%s is a parameter of %s: leave it out here", parse->path,
                               chat ? "/v1/completions" : "/v1/chat/completions");
             return false;
         }
     }
     gpw_api_error_set(
-        parse->error, 400, "unknown_parameter", parse->path,
+        parse->error, (gpw_api_fault_t){400, "unknown_parameter", parse->path},
         "%s is not a parameter that this server knows: leave it out, or check its spelling",
         parse->path);
     return false;
@@ -206,7 +206,7 @@ static bool scan(const char *body, size_t bytes, gpw_api_error_t *error)
         values += c == ',' || c == '[' || c == '{' || c == ':';
         if (depth > GPW_API_JSON_DEPTH_MAX || values > GPW_API_JSON_VALUES_MAX) {
             gpw_api_error_set(
-                error, 400, "invalid_json", NULL,
+                error, (gpw_api_fault_t){400, "invalid_json", NULL},
                 "the body is nested deeper than %u levels or holds more than %u values: "
                 "send a plainer body",
                 GPW_API_JSON_DEPTH_MAX, GPW_API_JSON_VALUES_MAX);
@@ -219,7 +219,7 @@ static bool scan(const char *body, size_t bytes, gpw_api_error_t *error)
 static json_t *parse_json(const char *body, size_t bytes, gpw_api_error_t *error)
 {
     if (bytes == 0) {
-        gpw_api_error_set(error, 400, "invalid_json", NULL,
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_json", NULL},
                           "the body is empty: send a JSON object");
         return NULL;
     }
@@ -229,18 +229,18 @@ static json_t *parse_json(const char *body, size_t bytes, gpw_api_error_t *error
     json_error_t why;
     json_t *json = json_loadb(body, bytes, JSON_REJECT_DUPLICATES, &why);
     if (!json) {
-        gpw_api_error_set(error, 400, "invalid_json", NULL,
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_json", NULL},
                           "the body is not valid JSON: line %d, column %d: %s", why.line,
                           why.column, why.text);
         if (!gpw_utf8_valid(error->message, strlen(error->message))) {
-            gpw_api_error_set(error, 400, "invalid_json", NULL,
+            gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_json", NULL},
                               "the body is not valid JSON: line %d, column %d", why.line,
                               why.column);
         }
         return NULL;
     }
     if (!json_is_object(json)) {
-        gpw_api_error_set(error, 400, "invalid_json", NULL,
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_json", NULL},
                           "the body must be a JSON object, {...}");
         json_decref(json);
         return NULL;
@@ -266,20 +266,20 @@ static bool check_whole(const gpw_api_request_t *request, const json_t *json,
     if (chat ? request->message_count == 0 : !request->prompt && request->token_count == 0) {
         const char *name = chat ? "messages" : "prompt";
         gpw_api_error_set(
-            error, 400, "missing_parameter", name, "%s is missing: %s", name,
+            error, (gpw_api_fault_t){400, "missing_parameter", name}, "%s is missing: %s", name,
             chat ? "give the conversation as [{\"role\": \"user\", \"content\": \"...\"}]"
                  : "give a text, or an array of token ids");
         return false;
     }
     json_t *tops = json_object_get(json, "top_logprobs");
     if (chat && tops && !json_is_null(tops) && !request->want_logprobs) {
-        gpw_api_error_set(error, 400, "invalid_value", "top_logprobs",
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_value", "top_logprobs"},
                           "top_logprobs needs logprobs: true; set it, or leave top_logprobs out");
         return false;
     }
     json_t *options = json_object_get(json, "stream_options");
     if (options && !json_is_null(options) && !request->stream) {
-        gpw_api_error_set(error, 400, "invalid_value", "stream_options",
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_value", "stream_options"},
                           "stream_options needs stream: true; set it, or leave stream_options out");
         return false;
     }
@@ -287,20 +287,19 @@ static bool check_whole(const gpw_api_request_t *request, const json_t *json,
            *b = json_object_get(json, "max_completion_tokens");
     if (json_is_integer(a) && json_is_integer(b) &&
         json_integer_value(a) != json_integer_value(b)) {
-        gpw_api_error_set(error, 400, "invalid_value", "max_tokens",
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_value", "max_tokens"},
                           "max_tokens and max_completion_tokens differ: give one of them");
         return false;
     }
     return true;
 }
 
-bool gpw_api_parse(gpw_api_kind_t kind, const char *body, size_t body_bytes,
-                   const gpw_api_limits_t *limits, gpw_api_request_t *request,
-                   gpw_api_error_t *error)
+bool gpw_api_parse(const gpw_api_body_t *body, const gpw_api_limits_t *limits,
+                   gpw_api_request_t *request, gpw_api_error_t *error)
 {
     memset(error, 0, sizeof(*error));
-    set_defaults(kind, request);
-    json_t *json = parse_json(body, body_bytes, error);
+    set_defaults(body->kind, request);
+    json_t *json = parse_json(body->bytes, body->count, error);
     if (!json) {
         return false;
     }

@@ -36,8 +36,13 @@ typedef struct gpw_api_error {
     char message[512];
 } gpw_api_error_t;
 
-void gpw_api_error_set(gpw_api_error_t *error, int code, const char *reason, const char *param,
-                       const char *format, ...) __attribute__((format(printf, 5, 6)));
+typedef struct gpw_api_fault {
+    int code;
+    const char *reason, *param; // may be NULL
+} gpw_api_fault_t;
+
+void gpw_api_error_set(gpw_api_error_t *error, gpw_api_fault_t fault, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 // What this worker can take.
 typedef struct gpw_api_limits {
@@ -72,10 +77,15 @@ typedef struct gpw_api_request {
     void *json;           // owns the strings
 } gpw_api_request_t;
 
+typedef struct gpw_api_body {
+    gpw_api_kind_t kind; // by the path it was sent to
+    const char *bytes;
+    size_t count;
+} gpw_api_body_t;
+
 // False: `error` is set and there is nothing to free.
-bool gpw_api_parse(gpw_api_kind_t kind, const char *body, size_t body_bytes,
-                   const gpw_api_limits_t *limits, gpw_api_request_t *request,
-                   gpw_api_error_t *error);
+bool gpw_api_parse(const gpw_api_body_t *body, const gpw_api_limits_t *limits,
+                   gpw_api_request_t *request, gpw_api_error_t *error);
 void gpw_api_request_fini(gpw_api_request_t *request);
 
 #endif

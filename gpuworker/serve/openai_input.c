@@ -10,7 +10,7 @@
 
 static bool out_of_memory(gpw_api_parse_t *parse)
 {
-    gpw_api_error_set(parse->error, 503, "out_of_memory", parse->path,
+    gpw_api_error_set(parse->error, (gpw_api_fault_t){503, "out_of_memory", parse->path},
                       "out of memory while reading %s: try again later, or send less", parse->path);
     return false;
 }
@@ -21,7 +21,8 @@ static bool read_tokens(gpw_api_parse_t *parse, const json_t *array)
 {
     size_t count = json_array_size(array);
     if (count > parse->limits->context_max) {
-        gpw_api_error_set(parse->error, 400, "context_length_exceeded", parse->path,
+        gpw_api_error_set(parse->error,
+                          (gpw_api_fault_t){400, "context_length_exceeded", parse->path},
                           "prompt has %zu tokens, but the context holds %u: shorten it", count,
                           parse->limits->context_max);
         return false;

@@ -24,7 +24,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     gpw_api_kind_t kind = data[0] & 1 ? GPW_API_CHAT : GPW_API_COMPLETION;
     gpw_api_request_t request;
     gpw_api_error_t error;
-    if (!gpw_api_parse(kind, (const char *)data + 1, bytes - 1, &limits, &request, &error)) {
+    const gpw_api_body_t body = {kind, (const char *)data + 1, bytes - 1};
+    if (!gpw_api_parse(&body, &limits, &request, &error)) {
         check(error.code >= 400 && error.message[0] != '\0');
         check(gpw_utf8_valid(error.message, strlen(error.message)));
         check(gpw_utf8_valid(error.param, strlen(error.param)));

@@ -19,7 +19,8 @@ static const gpw_api_limits_t limits = {
 static bool parse(gpw_api_kind_t kind, const char *body, gpw_api_request_t *request,
                   gpw_api_error_t *error)
 {
-    return gpw_api_parse(kind, body, strlen(body), &limits, request, error);
+    const gpw_api_body_t whole = {kind, body, strlen(body)};
+    return gpw_api_parse(&whole, &limits, request, error);
 }
 
 // ---- Requests that are taken
