@@ -33,7 +33,8 @@ typedef struct assay_client_options {
     uint32_t puts_max;           // puts in flight; more are AS_ERR_BUSY
     uint32_t fetches_max;
     uint32_t reads_in_flight_max; // extents (or runs of extents) asked for and not yet here, per connection
-    uint64_t connect_timeout_us;
+    uint64_t connect_timeout_us; // of connecting, and of each LOCATE
+    uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
     uint64_t retry_after_us;     // a store that failed is not tried again for this long
 } assay_client_options_t;
 
@@ -59,8 +60,11 @@ typedef struct assay_fetch_args {
     // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch) goes to
     // buffer + (layer % layer_slots) * layer_stride + b * as_extent_bytes(&shape). A slot is reused only after
     // assay_fetch_release(layer). layer_slots == layers brings everything.
+    // block_stride other than 0 replaces as_extent_bytes; with layer_stride as_extent_bytes it gives whole blocks, one
+    // after the other.
     void *buffer;
     size_t layer_stride;
+    size_t block_stride;
     uint32_t layer_slots;
     // How many blocks, from the first without a hole, are there and leased. Called once, before any layer. Only these
     // are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND).
@@ -68,7 +72,9 @@ typedef struct assay_fetch_args {
     // Every located extent of this layer has arrived and was checked. Ascending.
     void (*on_layer)(void *ctx, uint32_t layer);
     // AS_OK after the last layer. Else hole_block is the first block that could not be had (0 when no block could):
-    // layers already delivered stay right for the blocks before it and after it alike.
+    // layers already delivered stay right for the blocks before it and after it alike. After a hole no layer is handed
+    // out any more; where every layer has a slot of its own, the fetch goes on with the blocks before the hole, and at
+    // on_done all their extents are in the buffer, checked. Bytes that failed their check may lie beyond.
     void (*on_done)(void *ctx, as_status_t status, uint32_t hole_block);
     void *ctx;
 } assay_fetch_args_t;
@@ -79,6 +85,9 @@ void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer);
 // on_done with AS_ERR_CANCELLED comes from the loop, once no more bytes will be written into the buffer. The fetch
 // pointer is dead after on_done.
 void assay_fetch_cancel(assay_fetch_t *fetch);
+// Only locates, with a short lease: args needs no buffer, no layers and no on_layer. on_located says how many blocks
+// from the first are stored; on_done follows with AS_OK.
+as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args, assay_fetch_t **fetch_p) AS_MUST_USE;
 uint64_t assay_fetch_bytes(const assay_fetch_t *fetch); // arrived so far
 
 typedef struct assay_put_args {

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// The `assay` command: what its subcommands share.
+//
+// One process, one thread, blocking calls with deadlines. A subcommand is one file with one
+// function; it returns the exit code: 0 done, 1 failed, 2 wrong usage. Messages for people go to
+// stderr, results to stdout.
+#ifndef ASSAY_CLI_H
+#define ASSAY_CLI_H
+
+#include <jansson.h>
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include "common/options.h"
+
+#define CLI_NODES_MAX     64u
+#define CLI_ADDRESS_BYTES 128u
+#define CLI_PATH_BYTES    1024u
+#define CLI_RPC_US        5000000u
+
+typedef struct cli_command {
+    const char *name;
+    const char *summary;
+    int (*run)(int argc, char **argv); // argv[0] is the name
+} cli_command_t;
+
+int cli_up(int argc, char **argv);
+int cli_run(int argc, char **argv);
+int cli_stat(int argc, char **argv);
+int cli_ls(int argc, char **argv);
+int cli_verify(int argc, char **argv);
+int cli_demo(int argc, char **argv);
+
+// "assay: <message>\n" to stderr.
+void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
+// refused.
+bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p);
+
+// ---- state.c: where the cluster of this machine is
+
+typedef struct cli_node {
+    char name[32];
+    char role[16]; // "scheduler", "store", "worker"
+    pid_t pid;
+    char rpc[CLI_ADDRESS_BYTES], data[CLI_ADDRESS_BYTES],
+        http[CLI_ADDRESS_BYTES]; // "" where there is none
+} cli_node_t;
+
+typedef struct cli_cluster {
+    pid_t pid; // of `assay up`
+    cli_node_t nodes[CLI_NODES_MAX];
+    uint32_t node_count;
+} cli_cluster_t;
+
+// The run directory: `given`, or $XDG_RUNTIME_DIR/assay, or /tmp/assay-<uid>. Made if it is not
+// there.
+bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES]);
+bool cli_cluster_write(const char *run_dir, const cli_cluster_t *cluster);
+void cli_cluster_remove(const char *run_dir);
+// False when no cluster is running; `quiet` says nothing then.
+bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster, bool quiet);
+const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *role);
+// The scheduler's address: `given`, or from the cluster of the run directory. False: a message was
+// printed.
+bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI_ADDRESS_BYTES]);
+// "http://host:port" of a worker: `given` (with or without http://), or from the cluster.
+bool cli_find_worker(const char *given, const char *run_dir, char url[CLI_ADDRESS_BYTES + 8]);
+
+// ---- http.c
+
+typedef struct cli_text {
+    char *bytes; // NUL-terminated once there is any
+    size_t count, capacity;
+} cli_text_t;
+bool cli_text_append(cli_text_t *text, const char *bytes, size_t count);
+void cli_text_fini(cli_text_t *text);
+// A whole file, or stdin for "-"; at most 4 MiB. False: a message was printed.
+bool cli_read_file(const char *path, cli_text_t *text);
+
+// GETs JSON. NULL: a message was printed.
+json_t *cli_http_get(const char *url);
+// POSTs JSON and reads the answer's stream of events; on_event returns false to end it. False: a
+// message was printed.
+typedef bool (*cli_event_fn)(void *ctx, json_t *event);
+bool cli_http_stream(const char *url, const json_t *body, cli_event_fn on_event, void *ctx);
+
+// ---- generate.c: one generation
+
+typedef struct cli_ask {
+    const char *url;    // of the worker
+    const char *prompt; // or the user's message
+    bool chat;
+    const char *system; // chat: NULL leaves it to the model's template
+    int64_t max_tokens;
+    double temperature, top_p;
+    int64_t seed;
+    const char *compressor, *cache_salt; // NULL: the worker's default; none
+    int64_t horizon;                     // negative: the worker's default
+    bool verify_off, ignore_end, bits;   // bits: ask for token ids and logits hashes
+    FILE *echo;                          // where the text goes as it comes; NULL: nowhere
+} cli_ask_t;
+
+typedef struct cli_answer {
+    cli_text_t text, bits; // bits: a line "token hash" for each token
+    uint32_t bit_count;
+    char finish[16];
+    double first_token_ms, total_ms; // as seen here
+    json_t *usage;
+} cli_answer_t;
+
+// False: a message was printed. Free the answer in either case.
+bool cli_ask(const cli_ask_t *ask, cli_answer_t *answer);
+void cli_answer_fini(cli_answer_t *answer);
+// A number of the usage: "prompt_tokens", or "assay.drafted_tokens". 0 when absent.
+double cli_usage(const cli_answer_t *answer, const char *path);
+void cli_print_usage(FILE *out, const cli_answer_t *answer);
+double cli_now_ms(void);
+
+// ---- call.c: one remote call
+
+// Calls and gives a copy of the reply. NULL: a message was printed. Free it with
+// protobuf_c_message_free_unpacked.
+ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor *service,
+                           const char *method, const ProtobufCMessage *request, bool quiet);
+
+// ---- table.c
+
+typedef struct cli_table cli_table_t;
+// Columns of a table for people; a name that begins with '>' is right-aligned.
+cli_table_t *cli_table_new(const char *const *columns, uint32_t count);
+// The next cell, row by row.
+void cli_cell(cli_table_t *table, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void cli_table_print(cli_table_t *table, FILE *out); // and frees
+// "12.3 MB" in a static ring of buffers.
+const char *cli_bytes(double bytes);
+const char *cli_duration(double ms);
+
+// ---- cluster.c: the processes of a cluster on this machine
+
+typedef struct cli_cluster_options {
+    const char *model;
+    int64_t stores, workers, ram_bytes, port, threads, context, horizon;
+    const char *compressor, *log_level, *run_dir;
+    double start_seconds; // limit of the start
+} cli_cluster_options_t;
+
+// Starts scheduler, stores and workers and waits until all are ready. False: a message was printed,
+// nothing is left.
+bool cli_cluster_start(const cli_cluster_options_t *options, cli_cluster_t *cluster);
+// Ends all by SIGTERM, and by SIGKILL what is left after the grace. True when each ended well.
+bool cli_cluster_stop(cli_cluster_t *cluster);
+// Looks for children that ended: reports them, marks their pid 0, and returns how many.
+uint32_t cli_cluster_reap(cli_cluster_t *cluster, const char *run_dir);
+
+#endif

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// One generation over the API: the request, the stream of the answer, its usage.
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/cli/cli.h"
+
+typedef struct stream {
+    const cli_ask_t *ask;
+    cli_answer_t *answer;
+    double begun_ms;
+} stream_t;
+
+double cli_now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+static json_t *request_of(const cli_ask_t *ask)
+{
+    json_t *body = json_pack("{s:b, s:{s:b}, s:I, s:f, s:f, s:I}", "stream", 1, "stream_options",
+                             "include_usage", 1, "max_tokens", (json_int_t)ask->max_tokens,
+                             "temperature", ask->temperature, "top_p",
+                             ask->top_p > 0 ? ask->top_p : 1.0, "seed", (json_int_t)ask->seed);
+    json_t *assay = json_object();
+    if (ask->chat) {
+        json_t *messages = json_array();
+        if (ask->system) {
+            json_array_append_new(
+                messages, json_pack("{s:s, s:s}", "role", "system", "content", ask->system));
+        }
+        json_array_append_new(messages,
+                              json_pack("{s:s, s:s}", "role", "user", "content", ask->prompt));
+        json_object_set_new(body, "messages", messages);
+    } else {
+        json_object_set_new(body, "prompt", json_string(ask->prompt));
+    }
+    if (ask->cache_salt) {
+        json_object_set_new(body, "cache_salt", json_string(ask->cache_salt));
+    }
+    if (ask->compressor) {
+        json_object_set_new(assay, "compressor", json_string(ask->compressor));
+    }
+    if (ask->horizon >= 0) {
+        json_object_set_new(assay, "horizon", json_integer(ask->horizon));
+    }
+    if (ask->verify_off) {
+        json_object_set_new(assay, "verify", json_string("off"));
+    }
+    if (ask->bits) {
+        json_object_set_new(assay, "logits_hash", json_true());
+    }
+    if (ask->ignore_end) {
+        json_object_set_new(assay, "ignore_end", json_true());
+    }
+    json_object_set_new(body, "assay", assay);
+    return body;
+}
+
+static bool take_bits(cli_answer_t *answer, const json_t *bits)
+{
+    const json_t *tokens = json_object_get(bits, "tokens"),
+                 *hashes = json_object_get(bits, "logits_hashes");
+    for (size_t i = 0; i < json_array_size(tokens); i++) {
+        char line[64];
+        const char *hash = json_string_value(json_array_get(hashes, i));
+        int length =
+            snprintf(line, sizeof(line), "%lld %.20s\n",
+                     (long long)json_integer_value(json_array_get(tokens, i)), hash ? hash : "?");
+        if (!cli_text_append(&answer->bits, line, (size_t)length)) {
+            return false;
+        }
+        answer->bit_count++;
+    }
+    return true;
+}
+
+static bool take_text(stream_t *stream, const json_t *choice)
+{
+    const json_t *delta = json_object_get(choice, "delta");
+    const json_t *text =
+        stream->ask->chat ? json_object_get(delta, "content") : json_object_get(choice, "text");
+    size_t count = json_string_length(text);
+    if (count == 0) {
+        return true;
+    }
+    if (stream->ask->echo) {
+        fwrite(json_string_value(text), 1, count, stream->ask->echo);
+        fflush(stream->ask->echo);
+    }
+    return cli_text_append(&stream->answer->text, json_string_value(text), count);
+}
+
+static bool on_event(void *ctx, json_t *event)
+{
+    stream_t *stream = ctx;
+    cli_answer_t *answer = stream->answer;
+    const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
+    json_t *usage = json_object_get(event, "usage");
+    const char *finish = json_string_value(json_object_get(choice, "finish_reason"));
+    if (choice && answer->first_token_ms == 0 &&
+        !json_object_get(json_object_get(choice, "delta"), "role")) {
+        answer->first_token_ms = cli_now_ms() - stream->begun_ms;
+    }
+    if (json_is_object(usage)) {
+        json_decref(answer->usage);
+        answer->usage = json_incref(usage);
+    }
+    if (finish) {
+        snprintf(answer->finish, sizeof(answer->finish), "%s", finish);
+    }
+    if (!take_text(stream, choice) || !take_bits(answer, json_object_get(choice, "assay"))) {
+        cli_complain("out of memory");
+        return false;
+    }
+    return true;
+}
+
+bool cli_ask(const cli_ask_t *ask, cli_answer_t *answer)
+{
+    char url[CLI_PATH_BYTES];
+    memset(answer, 0, sizeof(*answer));
+    if (!cli_text_append(&answer->text, "", 0) || !cli_text_append(&answer->bits, "", 0)) {
+        cli_complain("out of memory");
+        return false;
+    }
+    snprintf(url, sizeof(url), "%s/v1/%s", ask->url,
+             ask->chat ? "chat/completions" : "completions");
+    json_t *body = request_of(ask);
+    stream_t stream = {.ask = ask, .answer = answer, .begun_ms = cli_now_ms()};
+    bool done = cli_http_stream(url, body, on_event, &stream);
+    answer->total_ms = cli_now_ms() - stream.begun_ms;
+    json_decref(body);
+    return done;
+}
+
+void cli_answer_fini(cli_answer_t *answer)
+{
+    cli_text_fini(&answer->text);
+    cli_text_fini(&answer->bits);
+    json_decref(answer->usage);
+    memset(answer, 0, sizeof(*answer));
+}
+
+double cli_usage(const cli_answer_t *answer, const char *path)
+{
+    const json_t *at = answer->usage;
+    char name[64];
+    while (*path) {
+        size_t length = strcspn(path, ".");
+        snprintf(name, sizeof(name), "%.*s", (int)length, path);
+        at = json_object_get(at, name);
+        path += length + (path[length] == '.');
+    }
+    return json_number_value(at);
+}
+
+void cli_print_usage(FILE *out, const cli_answer_t *answer)
+{
+    double tokens = cli_usage(answer, "completion_tokens");
+    double decode_ms = answer->total_ms - answer->first_token_ms;
+    fprintf(out, "prompt %.0f tokens, %.0f of them from stores; answer %.0f tokens",
+            cli_usage(answer, "prompt_tokens"),
+            cli_usage(answer, "prompt_tokens_details.cached_tokens"), tokens);
+    fprintf(out, "; first token %s", cli_duration(answer->first_token_ms));
+    if (tokens > 1 && decode_ms > 0) {
+        fprintf(out, ", then %.1f tokens/s", (tokens - 1) * 1e3 / decode_ms);
+    }
+    double verifications = cli_usage(answer, "assay.verifications");
+    if (verifications > 0) {
+        fprintf(out, "; drafted %.0f, accepted %.0f in %.0f verifications",
+                cli_usage(answer, "assay.drafted_tokens"),
+                cli_usage(answer, "assay.accepted_tokens"), verifications);
+    }
+    fprintf(out, "; fetched %s, swapped %s; cache %s resident of %s\n",
+            cli_bytes(cli_usage(answer, "assay.fetched_bytes")),
+            cli_bytes(cli_usage(answer, "assay.swapped_bytes")),
+            cli_bytes(cli_usage(answer, "assay.resident_bytes")),
+            cli_bytes(cli_usage(answer, "assay.full_bytes")));
+}

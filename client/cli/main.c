@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// `assay`: picks the subcommand.
+#include <curl/curl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "client/cli/cli.h"
+#include "common/log.h"
+#include "common/mem.h"
+
+static const cli_command_t commands[] = {
+    {"up", "start a cluster on this machine and serve a model", cli_up},
+    {"run", "ask a running worker, and print its answer as it comes", cli_run},
+    {"stat", "show the nodes of the cluster and their figures", cli_stat},
+    {"ls", "list the blocks that the stores hold", cli_ls},
+    {"verify", "compare decoding with verification against the full cache, bit for bit",
+     cli_verify},
+    {"demo", "start a cluster, share a long prefix between two workers, and show the figures",
+     cli_demo},
+};
+
+#define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
+
+void cli_complain(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("assay: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p)
+{
+    as_options_outcome_t outcome;
+    int rest;
+    *code_p = 2;
+    if (as_options_parse(options, argc, argv, &rest, &outcome) != AS_OK) {
+        return false;
+    }
+    if (outcome == AS_OPTIONS_EXIT) {
+        *code_p = 0;
+        return false;
+    }
+    if (!rest_p && rest < argc) {
+        fprintf(stderr, "%s: unexpected argument '%s' (--help lists the options)\n",
+                options->program, argv[rest]);
+        return false;
+    }
+    if (rest_p) {
+        *rest_p = rest;
+    }
+    *code_p = 0;
+    return true;
+}
+
+static void print_help(FILE *out)
+{
+    fputs("usage: assay COMMAND [OPTIONS]\n\n", out);
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+    }
+    fputs("  help      this list; `assay COMMAND --help` tells a command's options\n"
+          "  version   the version\n\n"
+          "begin with: assay up --model model.gguf\n",
+          out);
+}
+
+static const cli_command_t *find(const char *name)
+{
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        if (strcmp(commands[i].name, name) == 0) {
+            return &commands[i];
+        }
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+    if (argc < 2) {
+        print_help(stderr);
+        return 2;
+    }
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        puts("assay " AS_VERSION);
+        return 0;
+    }
+    bool help = strcmp(name, "help") == 0;
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (help && argc == 2)) {
+        print_help(stdout);
+        return 0;
+    }
+    const cli_command_t *command = find(help ? argv[2] : name);
+    if (!command) {
+        cli_complain("there is no command '%s' (`assay help` lists them)", help ? argv[2] : name);
+        return 2;
+    }
+    signal(SIGPIPE, SIG_IGN);
+    as_log_set_level(AS_LOG_ERROR); // messages of the libraries' layers; the command prints its own
+    json_set_alloc_funcs(as_mem_alloc, as_mem_free);
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+    static char help_flag[] = "--help";
+    char *help_argv[] = {argv[help ? 2 : 1], help_flag, NULL};
+    int code = help ? command->run(2, help_argv) : command->run(argc - 1, argv + 1);
+    curl_global_cleanup();
+    return code;
+}

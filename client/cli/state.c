@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state file of `assay up`: which processes make up the cluster of this machine, and their
+// addresses.
+//
+// <run dir>/cluster.json is written once all are ready (to a second name, then renamed: readers see
+// all or nothing) and removed at the end. A file whose writer is dead is stale, and counts as none.
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/cli/cli.h"
+
+#define NO_CLUSTER "no cluster is running here: start one with `assay up --model FILE`"
+
+bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES])
+{
+    const char *runtime = getenv("XDG_RUNTIME_DIR");
+    int length;
+    if (given && given[0]) {
+        length = snprintf(path, CLI_PATH_BYTES, "%s", given);
+    } else if (runtime && runtime[0]) {
+        length = snprintf(path, CLI_PATH_BYTES, "%s/assay", runtime);
+    } else {
+        length = snprintf(path, CLI_PATH_BYTES, "/tmp/assay-%u", (unsigned)getuid());
+    }
+    if (length < 0 || length >= (int)CLI_PATH_BYTES - 64) {
+        cli_complain("the path of the run directory is too long");
+        return false;
+    }
+    struct stat status;
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+        cli_complain("cannot make the run directory %s: %s; choose another with --run-dir", path,
+                     strerror(errno));
+        return false;
+    }
+    // Others must not be able to point us at processes of theirs.
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode) || status.st_uid != getuid()) {
+        cli_complain(
+            "the run directory %s is not a directory of yours; choose another with --run-dir",
+            path);
+        return false;
+    }
+    return true;
+}
+
+static void state_path(const char *run_dir, const char *suffix, char path[CLI_PATH_BYTES])
+{
+    snprintf(path, CLI_PATH_BYTES, "%.950s/cluster.json%s", run_dir, suffix);
+}
+
+bool cli_cluster_write(const char *run_dir, const cli_cluster_t *cluster)
+{
+    char path[CLI_PATH_BYTES], draft[CLI_PATH_BYTES];
+    state_path(run_dir, "", path);
+    state_path(run_dir, ".new", draft);
+    json_t *nodes = json_array();
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        const cli_node_t *node = &cluster->nodes[i];
+        json_array_append_new(nodes, json_pack("{s:s, s:s, s:I, s:s, s:s, s:s}", "name", node->name,
+                                               "role", node->role, "pid", (json_int_t)node->pid,
+                                               "rpc_address", node->rpc, "data_address", node->data,
+                                               "http_address", node->http));
+    }
+    json_t *state =
+        json_pack("{s:i, s:I, s:o}", "version", 1, "pid", (json_int_t)cluster->pid, "nodes", nodes);
+    bool written =
+        state && json_dump_file(state, draft, JSON_INDENT(2)) == 0 && rename(draft, path) == 0;
+    if (!written) {
+        cli_complain("cannot write %s: %s", path, strerror(errno));
+    }
+    json_decref(state);
+    return written;
+}
+
+void cli_cluster_remove(const char *run_dir)
+{
+    char path[CLI_PATH_BYTES];
+    state_path(run_dir, "", path);
+    unlink(path);
+}
+
+static void copy_member(const json_t *object, const char *name, char *out, size_t bytes)
+{
+    const char *text = json_string_value(json_object_get(object, name));
+    snprintf(out, bytes, "%s", text ? text : "");
+}
+
+static bool parse_state(const json_t *state, cli_cluster_t *cluster)
+{
+    const json_t *nodes = json_object_get(state, "nodes");
+    memset(cluster, 0, sizeof(*cluster));
+    cluster->pid = (pid_t)json_integer_value(json_object_get(state, "pid"));
+    if (cluster->pid <= 0 || !json_is_array(nodes) || json_array_size(nodes) > CLI_NODES_MAX) {
+        return false;
+    }
+    for (size_t i = 0; i < json_array_size(nodes); i++) {
+        const json_t *item = json_array_get(nodes, i);
+        cli_node_t *node = &cluster->nodes[cluster->node_count++];
+        copy_member(item, "name", node->name, sizeof(node->name));
+        copy_member(item, "role", node->role, sizeof(node->role));
+        copy_member(item, "rpc_address", node->rpc, sizeof(node->rpc));
+        copy_member(item, "data_address", node->data, sizeof(node->data));
+        copy_member(item, "http_address", node->http, sizeof(node->http));
+        node->pid = (pid_t)json_integer_value(json_object_get(item, "pid"));
+    }
+    return true;
+}
+
+bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster, bool quiet)
+{
+    char path[CLI_PATH_BYTES];
+    state_path(run_dir, "", path);
+    json_error_t why;
+    json_t *state = json_load_file(path, 0, &why);
+    bool usable = state && parse_state(state, cluster);
+    json_decref(state);
+    if (usable && kill(cluster->pid, 0) == 0) {
+        return true;
+    }
+    if (!quiet) {
+        cli_complain(NO_CLUSTER);
+    }
+    return false;
+}
+
+const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *role)
+{
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        if (strcmp(cluster->nodes[i].role, role) == 0) {
+            return &cluster->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+static const cli_node_t *find_node(const char *run_dir, const char *role, cli_cluster_t *cluster)
+{
+    char path[CLI_PATH_BYTES];
+    if (!cli_run_dir(run_dir, path) || !cli_cluster_read(path, cluster, false)) {
+        return NULL;
+    }
+    const cli_node_t *node = cli_cluster_find(cluster, role);
+    if (!node) {
+        cli_complain("the cluster of %s has no %s", path, role);
+    }
+    return node;
+}
+
+bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI_ADDRESS_BYTES])
+{
+    cli_cluster_t cluster;
+    const cli_node_t *node;
+    if (given && given[0]) {
+        snprintf(address, CLI_ADDRESS_BYTES, "%s", given);
+        return true;
+    }
+    node = find_node(run_dir, "scheduler", &cluster);
+    if (node) {
+        snprintf(address, CLI_ADDRESS_BYTES, "%s", node->rpc);
+    }
+    return node != NULL;
+}
+
+bool cli_find_worker(const char *given, const char *run_dir, char url[CLI_ADDRESS_BYTES + 8])
+{
+    cli_cluster_t cluster;
+    const char *address = given;
+    if (!given || !given[0]) {
+        const cli_node_t *node = find_node(run_dir, "worker", &cluster);
+        if (!node) {
+            return false;
+        }
+        address = node->http;
+    }
+    bool complete = strncmp(address, "http://", 7) == 0;
+    int length = snprintf(url, CLI_ADDRESS_BYTES + 8, "%s%s", complete ? "" : "http://", address);
+    while (length > 0 && length < (int)CLI_ADDRESS_BYTES + 8 && url[length - 1] == '/') {
+        url[--length] = '\0';
+    }
+    return true;
+}

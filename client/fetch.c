@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage "fetch": blocks of a chain, into the caller's buffer, in layer order, each extent checked
+// as it arrives.
+//
+//   LOCATING -> READING -> ENDING -> ENDED
+//
+//   LOCATING  every store is asked (locate.c); ends when all have answered or the time for it is
+//   over. READING   extents arrive (read.c). A layer is handed out when all its extents are here
+//   and every layer before it
+//             has been. An extent that cannot be had makes its block a hole: the limit sinks to
+//             that block.
+//   ENDING    what on_done will say is decided; bytes may still arrive in the buffer, so on_done
+//   waits for those. ENDED     on_done was called; waits for callbacks of the network that refer to
+//   the fetch but to no memory of the
+//             caller.
+//
+// on_done comes once, and by the deadline: reads that are only asked for are forgotten, and a store
+// whose bytes are on their way and do not come loses its connection, which ends them. Callbacks
+// come from the loop, never from inside of start, release or cancel: these only post.
+#include <string.h>
+
+#include "client/internal.h"
+#include "common/assert.h"
+#include "common/log.h"
+
+#define CANCEL_GRACE_US                                                                            \
+    100000u // a cancelled fetch lets bytes that are on their way arrive for this long
+
+static void on_timer(void *ctx);
+static void on_pump(void *ctx);
+
+// ---- making one
+
+static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
+{
+    bool sound = args->keys && args->block_count > 0 && args->deadline_us > 0 && args->on_located &&
+                 args->on_done;
+    if (sound && args->block_count > AS_CHAIN_BLOCKS_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    if (!sound || locate_only) {
+        return sound ? AS_OK : AS_ERR_INVALID;
+    }
+    as_status_t status = as_shape_check(&args->shape);
+    if (status != AS_OK) {
+        return status;
+    }
+    size_t extent_bytes = as_extent_bytes(&args->shape);
+    if (extent_bytes > AS_WIRE_EXTENT_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    bool by_layer = args->block_stride == 0 || args->block_stride == extent_bytes;
+    bool fits =
+        by_layer ? args->layer_stride >= args->block_count * extent_bytes || args->layer_slots == 1
+                 : args->layer_stride >= extent_bytes && args->layer_slots == args->shape.layers &&
+                       args->block_stride >= args->layer_slots * args->layer_stride;
+    bool slots = args->layer_slots > 0 && args->layer_slots <= args->shape.layers;
+    return args->buffer && args->on_layer && slots && fits ? AS_OK : AS_ERR_INVALID;
+}
+
+static as_status_t fill(assay_fetch_t *fetch, const assay_fetch_args_t *args)
+{
+    uint32_t layers = fetch->locate_only ? 0 : args->shape.layers;
+    size_t blocks = args->block_count;
+    size_t bytes = blocks * (sizeof(assay_block_t) + sizeof(as_key_t) + layers * sizeof(uint32_t)) +
+                   layers * (sizeof(uint32_t) + sizeof(bool));
+    fetch->arena = as_mem_zalloc(1, bytes);
+    if (!fetch->arena) {
+        return AS_ERR_NO_MEMORY;
+    }
+    fetch->blocks = fetch->arena;
+    fetch->keys = (as_key_t *)(void *)(fetch->blocks + blocks);
+    fetch->crcs = (uint32_t *)(void *)(fetch->keys + blocks);
+    fetch->layers = fetch->crcs + blocks * layers;
+    fetch->released = (bool *)(void *)(fetch->layers + layers);
+    memcpy(fetch->keys, args->keys, blocks * sizeof(as_key_t));
+    return assay_locate_plan(fetch, args->node_ids);
+}
+
+static void fetch_free(assay_fetch_t *fetch)
+{
+    assay_client_t *client = fetch->client;
+    as_loop_unpost(client->options.loop, &fetch->pump);
+    as_timer_free(fetch->timer);
+    for (uint32_t i = 0; i < fetch->part_count; i++) {
+        assay_link_put(fetch->parts[i].link);
+    }
+    as_mem_free(fetch->parts);
+    as_mem_free(fetch->arena);
+    as_mem_free(fetch);
+}
+
+as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *args,
+                              bool locate_only, assay_fetch_t **fetch_p)
+{
+    as_status_t status = args_check(args, locate_only);
+    if (status != AS_OK || client->closing) {
+        return status != AS_OK ? status : AS_ERR_CANCELLED;
+    }
+    if (client->fetch_count == client->options.fetches_max) {
+        return AS_ERR_BUSY;
+    }
+    assay_fetch_t *fetch = as_mem_zalloc(1, sizeof(*fetch));
+    if (!fetch) {
+        return AS_ERR_NO_MEMORY;
+    }
+    fetch->client = client;
+    fetch->args = *args;
+    fetch->locate_only = locate_only;
+    fetch->pump = (as_task_t){.fn = on_pump, .ctx = fetch};
+    fetch->extent_bytes = locate_only ? 0 : as_extent_bytes(&args->shape);
+    if (fetch->args.block_stride == 0) {
+        fetch->args.block_stride = fetch->extent_bytes;
+    }
+    fetch->by_block = fetch->args.block_stride != fetch->extent_bytes &&
+                      args->layer_stride == fetch->extent_bytes;
+    fetch->began_us = assay_now_us(client);
+    fetch->deadline_us = args->deadline_us < UINT64_MAX - fetch->began_us
+                             ? fetch->began_us + args->deadline_us
+                             : UINT64_MAX;
+    fetch->locate_until_us = fetch->began_us + client->options.connect_timeout_us;
+    status = as_timer_alloc(client->options.loop, on_timer, fetch, &fetch->timer);
+    if (status == AS_OK) {
+        status = fill(fetch, args);
+    }
+    if (status != AS_OK) {
+        fetch_free(fetch);
+        return status;
+    }
+    fetch->next = client->fetches;
+    if (client->fetches) {
+        client->fetches->prev = fetch;
+    }
+    client->fetches = fetch;
+    client->fetch_count++;
+    assay_locate_start(fetch);
+    on_timer(fetch); // starts the timer
+    as_loop_post(client->options.loop, &fetch->pump);
+    *fetch_p = fetch;
+    return AS_OK;
+}
+
+as_status_t assay_fetch_start(assay_client_t *client, const assay_fetch_args_t *args,
+                              assay_fetch_t **fetch_p)
+{
+    return assay_fetch_begin(client, args, false, fetch_p);
+}
+
+as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args,
+                         assay_fetch_t **fetch_p)
+{
+    return assay_fetch_begin(client, args, true, fetch_p);
+}
+
+uint64_t assay_fetch_bytes(const assay_fetch_t *fetch)
+{
+    return fetch->bytes;
+}
+
+uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer)
+{
+    return (uint8_t *)fetch->args.buffer +
+           (size_t)(layer % fetch->args.layer_slots) * fetch->args.layer_stride +
+           (size_t)block * fetch->args.block_stride;
+}
+
+// ---- located
+
+void assay_fetch_located(assay_fetch_t *fetch)
+{
+    uint32_t count = 0;
+    while (count < fetch->args.block_count && fetch->blocks[count].part) {
+        count++;
+    }
+    as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_HITS], count);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_MISSES], fetch->args.block_count - count);
+    fetch->state = FETCH_READING;
+    fetch->limit = count;
+    uint32_t layers = fetch->locate_only ? 0 : fetch->args.shape.layers;
+    fetch->missing = (uint64_t)count * layers;
+    for (uint32_t layer = 0; layer < layers; layer++) {
+        fetch->layers[layer] = count;
+    }
+    for (uint32_t i = 0; i < fetch->part_count; i++) {
+        fetch->parts[i].progress_us = assay_now_us(fetch->client);
+    }
+    fetch->calling = true;
+    fetch->args.on_located(fetch->args.ctx, count);
+    fetch->calling = false;
+    if (fetch->state != FETCH_READING) {
+        return; // cancelled from there
+    }
+    if (fetch->locate_only || count == 0) {
+        assay_fetch_end(fetch, fetch->locate_only ? AS_OK : AS_ERR_NOT_FOUND, count);
+        return;
+    }
+    on_timer(fetch); // from here it watches for stalls
+    as_loop_post(fetch->client->options.loop, &fetch->pump);
+}
+
+// ---- arrivals and holes
+
+void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer)
+{
+    fetch->bytes += fetch->extent_bytes;
+    as_metric_add(&assay_metrics[ASSAY_METRIC_FETCHED_BYTES], (int64_t)fetch->extent_bytes);
+    fetch->blocks[block].arrived++;
+    AS_ASSERT(fetch->layers[layer] > 0);
+    fetch->layers[layer]--;
+    if (block < fetch->limit) {
+        fetch->missing--;
+    }
+}
+
+void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status)
+{
+    if (fetch->state != FETCH_READING || block >= fetch->limit) {
+        return;
+    }
+    AS_INFO("client", "block %u of %u could not be fetched: %s", fetch->args.first_block + block,
+            fetch->args.first_block + fetch->args.block_count, as_status_str(status));
+    fetch->holed = true;
+    fetch->status = status;
+    fetch->limit = block;
+    fetch->missing = 0;
+    for (uint32_t b = 0; b < block; b++) {
+        fetch->missing += fetch->args.shape.layers - fetch->blocks[b].arrived;
+    }
+    if (block == 0 || fetch->args.layer_slots < fetch->args.shape.layers) {
+        assay_fetch_end(fetch, status, block);
+    }
+}
+
+static void hand_out(assay_fetch_t *fetch)
+{
+    while (fetch->state == FETCH_READING && !fetch->holed && !fetch->calling &&
+           fetch->next_layer < fetch->args.shape.layers && fetch->layers[fetch->next_layer] == 0) {
+        uint32_t layer = fetch->next_layer++;
+        fetch->calling = true;
+        fetch->args.on_layer(fetch->args.ctx, layer);
+        fetch->calling = false;
+    }
+}
+
+void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer)
+{
+    if (layer < fetch->args.shape.layers && layer < fetch->next_layer &&
+        fetch->state == FETCH_READING) {
+        fetch->released[layer] = true;
+        as_loop_post(fetch->client->options.loop, &fetch->pump);
+    }
+}
+
+// ---- ending
+
+void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
+{
+    if (fetch->state >= FETCH_ENDING) {
+        return;
+    }
+    assay_locate_give_up(fetch);
+    fetch->state = FETCH_ENDING;
+    fetch->status = status;
+    fetch->hole = status == AS_OK ? 0 : hole;
+    assay_read_forget(fetch);
+    as_loop_post(fetch->client->options.loop,
+                 &fetch->pump); // on_done comes from there, or from a later callback
+}
+
+// The first block of which an extent is missing: what was handed out layer by layer is not taken
+// back by it.
+static uint32_t first_missing(const assay_fetch_t *fetch)
+{
+    uint32_t block = 0;
+    while (block < fetch->limit && fetch->blocks[block].arrived == fetch->args.shape.layers) {
+        block++;
+    }
+    return block;
+}
+
+static void fetch_done(assay_fetch_t *fetch)
+{
+    assay_client_t *client = fetch->client;
+    AS_ASSERT(!fetch->reads);
+    assay_locate_release(fetch);
+    as_timer_stop(fetch->timer);
+    fetch->state = FETCH_ENDED;
+    client->fetch_count--;
+    bool whole = fetch->status == AS_OK || fetch->status == AS_ERR_CANCELLED;
+    as_metric_add(&assay_metrics[ASSAY_METRIC_HOLES], !whole);
+    as_metric_observe(&assay_metrics[ASSAY_METRIC_FETCH_US],
+                      assay_now_us(client) - fetch->began_us);
+    fetch->calling = true;
+    fetch->args.on_done(fetch->args.ctx, fetch->status, fetch->hole);
+    fetch->calling = false;
+}
+
+void assay_fetch_settle(assay_fetch_t *fetch)
+{
+    assay_client_t *client = fetch->client;
+    if (fetch->calling) {
+        return; // whoever called settles it
+    }
+    hand_out(fetch);
+    if (fetch->state == FETCH_READING && fetch->missing == 0 && !fetch->locate_only) {
+        assay_fetch_end(fetch, fetch->holed ? fetch->status : AS_OK, fetch->limit);
+    }
+    if (fetch->state == FETCH_ENDING && fetch->arriving == 0) {
+        fetch_done(fetch);
+    }
+    if (fetch->state != FETCH_ENDED || fetch->ops > 0) {
+        return;
+    }
+    if (fetch->next) {
+        fetch->next->prev = fetch->prev;
+    }
+    if (fetch->prev) {
+        fetch->prev->next = fetch->next;
+    } else {
+        client->fetches = fetch->next;
+    }
+    fetch_free(fetch);
+}
+
+static void on_pump(void *ctx)
+{
+    assay_fetch_t *fetch = ctx;
+    if (fetch->state == FETCH_LOCATING && fetch->parts_open == 0) {
+        assay_fetch_located(fetch);
+    }
+    if (fetch->state == FETCH_READING) {
+        assay_read_pump(fetch);
+    }
+    assay_fetch_settle(fetch);
+}
+
+void assay_fetch_cancel(assay_fetch_t *fetch)
+{
+    if (fetch->state >= FETCH_ENDING) {
+        return;
+    }
+    assay_fetch_end(fetch, AS_ERR_CANCELLED, 0);
+    as_timer_start(fetch->timer, CANCEL_GRACE_US);
+}
+
+// Bytes that are on their way into the caller's buffer do not come in time: only the end of the
+// connection stops them.
+static void cut_arriving(assay_fetch_t *fetch)
+{
+    for (assay_read_t *read = fetch->reads; read;) {
+        if (read->state == READ_ARRIVING && assay_link_is(read->part->link, read->epoch)) {
+            assay_link_fail(read->part->link, AS_ERR_DEADLINE);
+            read = fetch->reads; // the list has changed
+        } else {
+            read = read->next;
+        }
+    }
+}
+
+// Also starts itself anew, for whatever comes next.
+static void on_timer(void *ctx)
+{
+    assay_fetch_t *fetch = ctx;
+    uint64_t now_us = assay_now_us(fetch->client);
+    if (fetch->state == FETCH_ENDING) {
+        cut_arriving(fetch);
+        return;
+    }
+    if (now_us >= fetch->deadline_us) {
+        bool reading = fetch->state == FETCH_READING;
+        uint32_t hole = reading && fetch->args.layer_slots == fetch->args.shape.layers
+                            ? first_missing(fetch)
+                            : 0;
+        assay_fetch_end(fetch, AS_ERR_DEADLINE, hole);
+        cut_arriving(fetch);
+        return;
+    }
+    uint64_t until_us = fetch->deadline_us;
+    if (fetch->state == FETCH_LOCATING) {
+        if (now_us >= fetch->locate_until_us) {
+            assay_locate_give_up(fetch);
+            assay_fetch_located(fetch);
+            return;
+        }
+        until_us = fetch->locate_until_us < until_us ? fetch->locate_until_us : until_us;
+    } else if (fetch->state == FETCH_READING) {
+        assay_read_check_stalls(fetch, now_us);
+        uint64_t next_us = now_us + fetch->client->options.stall_timeout_us / 4 + 1;
+        until_us = next_us < until_us ? next_us : until_us;
+    }
+    if (fetch->state < FETCH_ENDING) {
+        as_timer_start(fetch->timer, until_us - now_us);
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// The client's own state, shared by the files of this folder. Not for others: see client.h.
+//
+// A link is the connection to one store. A call is one question on a link, from when it is
+// submitted until its answer or failure. A fetch is made of parts (what one LOCATE asks of one
+// store) and, once located, of reads (extents asked for or arriving). A put is two calls and a
+// write.
+#ifndef ASSAY_INTERNAL_H
+#define ASSAY_INTERNAL_H
+
+#include "client/client.h"
+#include "common/mem.h"
+#include "common/metrics.h"
+#include "proto/wire.h"
+
+#define CALLS_MAX 4096u // questions waiting or on the wire, of one client
+#define READS_MAX 4096u // extents or runs of extents under way, of one client
+#define READ_BYTES_TARGET                                                                          \
+    (1u << 20) // of one READ: large enough to hide its cost, small enough to interleave
+#define COPY_BYTES_TURN                                                                            \
+    (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
+#define NO_BLOCK UINT32_MAX
+
+typedef enum assay_metric {
+    ASSAY_METRIC_LOCATED_HITS,
+    ASSAY_METRIC_LOCATED_MISSES,
+    ASSAY_METRIC_FETCHED_BYTES,
+    ASSAY_METRIC_CHECKSUM_FAILURES,
+    ASSAY_METRIC_LEASES_EXPIRED,
+    ASSAY_METRIC_HOLES,
+    ASSAY_METRIC_LINKS_LOST,
+    ASSAY_METRIC_PUT_BLOCKS,
+    ASSAY_METRIC_PUT_EXISTS,
+    ASSAY_METRIC_PUT_FAILURES,
+    ASSAY_METRIC_FETCH_US,
+    ASSAY_METRIC_PUT_US,
+    ASSAY_METRIC_COUNT
+} assay_metric_t;
+extern as_metric_t assay_metrics[ASSAY_METRIC_COUNT];
+
+// ---- links and calls (connection.c)
+
+typedef struct assay_link assay_link_t;
+typedef struct assay_call assay_call_t;
+
+typedef enum link_state { LINK_IDLE, LINK_CONNECTING, LINK_READY, LINK_DOWN } link_state_t;
+
+struct assay_link {
+    assay_client_t *client;
+    assay_link_t *next; // of the client
+    assay_store_t store;
+    bool member;   // in the present set of stores
+    uint32_t refs; // of fetches' parts and puts
+    link_state_t state;
+    uint64_t epoch; // grows with each connection: what belongs to an older one is void
+    uint64_t down_until_us;
+    as_conn_t *conn;     // CONNECTING and READY
+    as_timer_t *timer;   // of connecting
+    assay_call_t *calls; // waiting for READY or for their answer, newest first
+    // from HELLO_REPLY
+    as_net_rkey_t *rkey;  // NULL: messages only
+    const uint8_t *local; // the pool, when it can be read by pointer
+    uint64_t pool_address, pool_bytes;
+    uint32_t lease_ms_max, reads_max;
+    uint8_t rkey_packed[AS_NET_RKEY_BYTES_MAX];
+    size_t rkey_bytes;
+    uint32_t reads_in_flight;
+};
+
+struct assay_call {
+    uint32_t generation;
+    bool used, sent;
+    assay_link_t *link;
+    assay_call_t *prev, *next; // of the link; next of the unused ones
+    uint16_t answer_type;
+    void *owner;
+    // The link is READY: send the question, whose head is as_wire_head(type, assay_call_id(call)).
+    as_status_t (*send)(assay_call_t *call);
+    // The call is over and dropped when these run. The header is checked and of answer_type.
+    void (*answered)(void *owner, const void *header, as_net_msg_t *msg);
+    void (*failed)(void *owner, as_status_t status);
+};
+
+typedef struct assay_call_params {
+    void *owner;
+    uint16_t answer_type;
+    as_status_t (*send)(assay_call_t *call);
+    void (*answered)(void *owner, const void *header, as_net_msg_t *msg);
+    void (*failed)(void *owner, as_status_t status);
+} assay_call_params_t;
+
+assay_link_t *assay_link_find(const assay_client_t *client, uint64_t node_id); // a member, or NULL
+as_status_t assay_link_make(assay_client_t *client, const assay_store_t *store,
+                            assay_link_t **link_p) AS_MUST_USE;
+void assay_link_get(assay_link_t *link);
+void assay_link_put(assay_link_t *link);                      // may free it, when it is no member
+bool assay_link_is(const assay_link_t *link, uint64_t epoch); // READY, and still that connection
+// Closes the connection; its calls fail with `status`; it is not tried again for retry_after_us.
+void assay_link_fail(assay_link_t *link, as_status_t status);
+void assay_link_close(assay_link_t *link); // for assay_client_free
+// Sends the question now or once the link is READY; connects it when it is idle. On an error
+// nothing is called.
+as_status_t assay_call_start(assay_link_t *link, const assay_call_params_t *params,
+                             assay_call_t **call_p) AS_MUST_USE;
+void assay_call_drop(assay_call_t *call); // a late answer is ignored
+uint64_t assay_call_id(const assay_call_t *call);
+void assay_handlers_init(assay_client_t *client, as_net_handlers_t *handlers_p);
+
+// ---- fetches
+
+// What one LOCATE asks of one store.
+typedef struct assay_part {
+    assay_fetch_t *fetch;
+    assay_link_t *link;
+    uint32_t *blocks; // of the fetch, ascending; position = index of the LOCATE
+    as_key_t *keys;
+    uint32_t count;
+    assay_call_t *call; // while it is asked
+    bool answered;      // or failed
+    uint64_t epoch;     // of the link, when it was asked
+    uint64_t asked_us;
+    uint8_t *answer; // of an answer that did not come with its message
+    as_wire_located_t located;
+    uint64_t lease_id, lease_until_us; // 0: none
+    // what is next to be asked for (read.c)
+    uint32_t position, layer;
+    uint32_t outstanding; // its reads
+    uint64_t progress_us; // when one of them last arrived
+} assay_part_t;
+
+typedef enum read_state { READ_ASKED, READ_ARRIVING } read_state_t;
+
+// Extents [position, position + count) x [layer, layer + layer_count) of a part; count or
+// layer_count is 1.
+typedef struct assay_read {
+    assay_part_t *part;
+    struct assay_read *prev, *next; // of the fetch
+    read_state_t state;
+    assay_call_t *call; // while ASKED
+    uint32_t position, count;
+    uint32_t layer, layer_count;
+    uint64_t epoch;
+} assay_read_t;
+
+typedef enum fetch_state { FETCH_LOCATING, FETCH_READING, FETCH_ENDING, FETCH_ENDED } fetch_state_t;
+
+typedef struct assay_block {
+    assay_part_t *part; // who has it; NULL: nobody
+    uint32_t position;  // in the part
+    uint32_t arrived;   // layers
+    uint64_t address;
+} assay_block_t;
+
+struct assay_fetch {
+    assay_client_t *client;
+    assay_fetch_t *prev, *next;
+    assay_fetch_args_t args;
+    bool locate_only;
+    size_t extent_bytes;
+    fetch_state_t state;
+    as_timer_t *timer; // deadline, time to locate, stalls
+    as_task_t pump;    // there may be something to ask for or to copy
+    uint64_t began_us, deadline_us, locate_until_us;
+    void *arena;
+    as_key_t *keys;
+    assay_block_t *blocks;
+    assay_part_t *parts;
+    uint32_t part_count, parts_open;
+    uint32_t *crcs;   // [block][layer]
+    uint32_t *layers; // [layer]: extents that have not arrived
+    bool *released;   // [layer]
+    uint32_t limit;   // blocks before it are fetched; a hole lowers it
+    bool holed;
+    bool by_block; // the layers of a block are neighbours in the buffer, so they are asked for
+                   // together
+    uint32_t next_layer; // to be handed out
+    uint64_t missing;    // extents before the limit
+    uint64_t bytes;
+    assay_read_t *reads;
+    uint32_t arriving;  // reads whose bytes may still be written into the buffer
+    uint32_t ops;       // callbacks that refer to the fetch, but not to the buffer
+    bool calling;       // inside one of the owner's callbacks
+    as_status_t status; // what on_done will say, with the next
+    uint32_t hole;
+};
+
+// locate.c
+as_status_t assay_locate_plan(assay_fetch_t *fetch,
+                              const uint64_t *node_ids) AS_MUST_USE; // makes the parts
+void assay_locate_start(assay_fetch_t *fetch);
+void assay_locate_give_up(assay_fetch_t *fetch); // what has not answered has no block
+void assay_locate_release(assay_fetch_t *fetch); // gives the leases back
+
+// fetch.c
+void assay_fetch_located(assay_fetch_t *fetch); // every part has answered
+void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer);
+void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status);
+void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole);
+void assay_fetch_settle(
+    assay_fetch_t *fetch); // after a callback came: hands out, ends or frees what is ready
+as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *args,
+                              bool locate_only, assay_fetch_t **fetch_p) AS_MUST_USE;
+uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer);
+
+// read.c
+void assay_read_pump(assay_fetch_t *fetch);
+void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
+void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
+
+// ---- the client
+
+struct assay_client {
+    uint64_t magic;
+    assay_client_options_t options;
+    uint8_t instance_id[16];
+    as_net_t *net;
+    assay_store_t stores[ASSAY_STORES_MAX];
+    uint32_t store_count;
+    assay_link_t *links;
+    assay_call_t *calls, *calls_unused; // CALLS_MAX
+    as_pool_t *reads;
+    as_pool_t *puts_pool;
+    assay_fetch_t *fetches;
+    uint32_t fetch_count;
+    assay_put_t *puts;
+    uint32_t put_count;
+    bool closing;
+};
+
+#define ASSAY_CLIENT_MAGIC 0x746e65696c632e61ull // "a.client"
+
+size_t assay_put_bytes(void); // of one put, for the pool
+void assay_put_close_all(assay_client_t *client);
+
+static inline uint64_t assay_now_us(const assay_client_t *client)
+{
+    return as_loop_now_us(client->options.loop);
+}
+
+#endif

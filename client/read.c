@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moving extents: by pointer from shared memory, by one-sided reads, or by asking the store to send
+// them.
+//
+// Every part of a fetch goes through its own blocks, layer by layer, as far as the caller's slots
+// are free; so all stores work at once and the first layers come first. By pointer an extent is
+// copied and checksummed in one pass, a bounded number of bytes in each turn of the loop. Else
+// reads are kept in flight, a bounded number on each link; where neighbours in the buffer are asked
+// of one store, one READ brings several.
+//
+// Where the bytes came without the store's doing, the lease is looked at after they are here: by
+// our clock it ends before the store's, so a lease that still holds proves that nothing was reused
+// meanwhile. The checksum is compared in every case. A read is ASKED until its bytes are on their
+// way; from then on only their end, or the end of the connection, lets go of the caller's buffer.
+#include <string.h>
+
+#include "client/internal.h"
+#include "common/assert.h"
+#include "common/checksum.h"
+#include "common/fault.h"
+#include "common/log.h"
+
+static void on_asked_failed(void *owner, as_status_t status);
+static void on_data(void *owner, const void *header, as_net_msg_t *msg);
+static void on_arrived(void *ctx, as_status_t status);
+
+// ---- reads
+
+static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t layer_count)
+{
+    assay_fetch_t *fetch = part->fetch;
+    assay_read_t *read = as_pool_take(fetch->client->reads);
+    if (!read) {
+        return NULL;
+    }
+    *read = (assay_read_t){.part = part,
+                           .next = fetch->reads,
+                           .position = part->position,
+                           .count = count,
+                           .layer = part->layer,
+                           .layer_count = layer_count,
+                           .epoch = part->epoch};
+    if (fetch->reads) {
+        fetch->reads->prev = read;
+    }
+    fetch->reads = read;
+    if (part->outstanding++ == 0) {
+        part->progress_us = assay_now_us(fetch->client);
+    }
+    part->link->reads_in_flight++;
+    return read;
+}
+
+static void read_give(assay_read_t *read)
+{
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    if (read->next) {
+        read->next->prev = read->prev;
+    }
+    if (read->prev) {
+        read->prev->next = read->next;
+    } else {
+        fetch->reads = read->next;
+    }
+    part->outstanding--;
+    if (part->link->epoch == read->epoch) {
+        part->link->reads_in_flight--;
+    }
+    as_pool_give(fetch->client->reads, read);
+}
+
+// There is room on a link: whoever waits for it may go on, this fetch last.
+static void wake_all(assay_fetch_t *own)
+{
+    assay_client_t *client = own->client;
+    for (assay_fetch_t *fetch = client->fetches; fetch; fetch = fetch->next) {
+        if (fetch != own && fetch->state == FETCH_READING) {
+            as_loop_post(client->options.loop, &fetch->pump);
+        }
+    }
+    as_loop_post(client->options.loop, &own->pump);
+}
+
+void assay_read_forget(assay_fetch_t *fetch)
+{
+    for (assay_read_t *read = fetch->reads, *next; read; read = next) {
+        next = read->next;
+        if (read->state == READ_ASKED) {
+            assay_call_drop(read->call);
+            read_give(read);
+        }
+    }
+}
+
+// ---- checking
+
+// One extent is in the buffer; `crc` is what its bytes sum to.
+static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, uint32_t crc)
+{
+    assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[position];
+    uint8_t *bytes = assay_fetch_place(fetch, block, layer);
+    if (as_fault(AS_FAULT_fetch_extent_corrupt)) {
+        bytes[fetch->extent_bytes / 2] ^= 1;
+        crc = as_crc32c(0, bytes, fetch->extent_bytes);
+    }
+    uint32_t promised = fetch->crcs[(size_t)block * fetch->args.shape.layers + layer];
+    if (fetch->client->options.verify_checksums && crc != promised) {
+        AS_WARN("client",
+                "layer %u of block %u from %s has checksum %08x, promised %08x: taken as a miss",
+                layer, fetch->args.first_block + block, part->link->store.data_address, crc,
+                promised);
+        as_metric_add(&assay_metrics[ASSAY_METRIC_CHECKSUM_FAILURES], 1);
+        assay_fetch_hole(fetch, block, AS_ERR_CHECKSUM);
+        return;
+    }
+    assay_fetch_arrived(fetch, block, layer);
+}
+
+static bool lease_holds(assay_part_t *part)
+{
+    bool holds = part->lease_id != 0 && assay_now_us(part->fetch->client) < part->lease_until_us;
+    if (!holds) {
+        as_metric_add(&assay_metrics[ASSAY_METRIC_LEASES_EXPIRED], 1);
+    }
+    return holds;
+}
+
+static void take_read(assay_read_t *read)
+{
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    bool verify = fetch->client->options.verify_checksums;
+    for (uint32_t i = 0; i < read->count && fetch->state == FETCH_READING; i++) {
+        for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
+            const uint8_t *bytes =
+                assay_fetch_place(fetch, part->blocks[read->position + i], read->layer + l);
+            take_extent(part, read->position + i, read->layer + l,
+                        verify ? as_crc32c(0, bytes, fetch->extent_bytes) : 0);
+        }
+    }
+}
+
+// ---- by pointer
+
+static void copy_extent(assay_part_t *part)
+{
+    assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[part->position];
+    const uint8_t *from = part->link->local +
+                          (fetch->blocks[block].address - part->link->pool_address) +
+                          (size_t)part->layer * fetch->extent_bytes;
+    uint8_t *to = assay_fetch_place(fetch, block, part->layer);
+    uint32_t crc = 0;
+    if (fetch->client->options.verify_checksums) {
+        crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
+    } else {
+        memcpy(to, from, fetch->extent_bytes);
+    }
+    if (!lease_holds(part)) {
+        assay_fetch_hole(fetch, block, AS_ERR_LEASE);
+        return;
+    }
+    take_extent(part, part->position, part->layer, crc);
+}
+
+// ---- by one-sided read
+
+static as_status_t start_get(assay_read_t *read)
+{
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[read->position];
+    uint64_t address = fetch->blocks[block].address + (uint64_t)read->layer * fetch->extent_bytes;
+    read->state = READ_ARRIVING;
+    as_status_t status = as_net_get(part->link->conn, part->link->rkey, address,
+                                    assay_fetch_place(fetch, block, read->layer),
+                                    read->layer_count * fetch->extent_bytes, on_arrived, read);
+    fetch->arriving += status == AS_OK;
+    return status;
+}
+
+// ---- by message
+
+static as_status_t send_read(assay_call_t *call)
+{
+    const assay_read_t *read = call->owner;
+    const as_wire_read_t ask = {
+        .head = as_wire_head(AS_WIRE_READ, assay_call_id(call)),
+        .lease_id = read->part->lease_id,
+        .layer_first = read->layer,
+        .layer_count = read->layer_count,
+        .index_first = read->position,
+        .index_count = read->count,
+    };
+    return as_net_send(read->part->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
+}
+
+static as_status_t start_ask(assay_read_t *read)
+{
+    const assay_call_params_t params = {read, AS_WIRE_DATA, send_read, on_data, on_asked_failed};
+    read->state = READ_ASKED;
+    return assay_call_start(read->part->link, &params, &read->call);
+}
+
+// Its connection failed, with many others': the fetch is settled from the loop.
+static void on_asked_failed(void *owner, as_status_t status)
+{
+    assay_read_t *read = owner;
+    assay_fetch_t *fetch = read->part->fetch;
+    uint32_t block = read->part->blocks[read->position];
+    read_give(read);
+    assay_fetch_hole(fetch, block, status);
+    wake_all(fetch);
+}
+
+static void on_data(void *owner, const void *header, as_net_msg_t *msg)
+{
+    assay_read_t *read = owner;
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[read->position];
+    as_status_t status = as_wire_status_to(((const as_wire_data_t *)header)->status);
+    bool sound =
+        msg->data_bytes ==
+        (status == AS_OK ? (size_t)read->count * read->layer_count * fetch->extent_bytes : 0);
+    read->call = NULL;
+    if (status == AS_OK && sound) {
+        read->state = READ_ARRIVING;
+        fetch->arriving++;
+        status =
+            as_net_msg_recv(msg, assay_fetch_place(fetch, block, read->layer), on_arrived, read);
+        if (status == AS_OK) {
+            return;
+        }
+        fetch->arriving--;
+    }
+    read_give(read);
+    assay_fetch_hole(fetch, block, sound ? status : AS_ERR_PROTOCOL);
+    wake_all(fetch);
+    if (!sound) {
+        assay_link_fail(part->link, AS_ERR_PROTOCOL);
+    }
+}
+
+static void on_arrived(void *ctx, as_status_t status)
+{
+    assay_read_t *read = ctx;
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    fetch->arriving--;
+    part->progress_us = assay_now_us(fetch->client);
+    if (status == AS_OK && part->link->rkey && !lease_holds(part)) {
+        status = AS_ERR_LEASE;
+    }
+    if (fetch->state == FETCH_READING) {
+        if (status == AS_OK) {
+            take_read(read);
+        } else {
+            assay_fetch_hole(fetch, part->blocks[read->position], status);
+        }
+    }
+    read_give(read);
+    wake_all(fetch);
+    assay_fetch_settle(fetch);
+}
+
+// ---- what is next
+
+// How many of `left` neighbours one READ brings: as many as are worth it, in pieces of about the
+// same length.
+static uint32_t run_of(const assay_fetch_t *fetch, uint32_t left)
+{
+    uint32_t most = (uint32_t)(READ_BYTES_TARGET / fetch->extent_bytes);
+    most = most == 0 ? 1 : most > AS_WIRE_EXTENTS_MAX ? AS_WIRE_EXTENTS_MAX : most;
+    uint32_t pieces = (left + most - 1) / most;
+    return (left + pieces - 1) / pieces;
+}
+
+static bool is_wanted(const assay_part_t *part, uint32_t position)
+{
+    const assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[position];
+    return block < fetch->limit && fetch->blocks[block].part == part;
+}
+
+// Neighbours from the part's position on: next to each other in the question, in the chain and in
+// the buffer.
+static uint32_t neighbours(const assay_part_t *part)
+{
+    const assay_fetch_t *fetch = part->fetch;
+    uint32_t first = part->position, end = first + 1;
+    bool joined = fetch->args.block_stride == fetch->extent_bytes && !part->link->rkey;
+    while (joined && end < part->count &&
+           part->blocks[end] == part->blocks[first] + (end - first) && is_wanted(part, end)) {
+        end++;
+    }
+    return end - first;
+}
+
+static void advance(assay_part_t *part, uint32_t count, uint32_t layer_count)
+{
+    if (part->fetch->by_block) {
+        part->layer += layer_count;
+        if (part->layer == part->fetch->args.shape.layers) {
+            part->layer = 0;
+            part->position++;
+        }
+        return;
+    }
+    part->position += count;
+    if (part->position == part->count) {
+        part->position = 0;
+        part->layer++;
+    }
+}
+
+// Goes to the next extent that is wanted and whose slot is free. False: there is none for now.
+static bool seek(assay_part_t *part)
+{
+    const assay_fetch_t *fetch = part->fetch;
+    uint32_t slots = fetch->args.layer_slots;
+    while (part->layer < fetch->args.shape.layers && part->position < part->count) {
+        if (part->layer >= slots && !fetch->released[part->layer - slots]) {
+            return false;
+        }
+        if (is_wanted(part, part->position)) {
+            return true;
+        }
+        advance(part, 1, fetch->args.shape.layers - part->layer);
+    }
+    return false;
+}
+
+// Starts one read. False: no room for more now.
+static bool start_one(assay_part_t *part)
+{
+    assay_fetch_t *fetch = part->fetch;
+    assay_link_t *link = part->link;
+    uint32_t share = link->reads_max / fetch->client->fetch_count;
+    if (link->reads_in_flight >= link->reads_max || part->outstanding >= (share > 0 ? share : 1)) {
+        return false;
+    }
+    uint32_t block = part->blocks[part->position];
+    uint32_t count = fetch->by_block ? 1 : run_of(fetch, neighbours(part));
+    uint32_t layer_count =
+        fetch->by_block ? run_of(fetch, fetch->args.shape.layers - part->layer) : 1;
+    assay_read_t *read = read_take(part, count, layer_count);
+    if (!read) {
+        assay_fetch_hole(fetch, block, AS_ERR_BUSY);
+        return false;
+    }
+    as_status_t status = link->rkey ? start_get(read) : start_ask(read);
+    if (status == AS_OK) {
+        advance(part, count, layer_count);
+        return true;
+    }
+    read_give(read);
+    assay_fetch_hole(fetch, block, status);
+    return false;
+}
+
+// True: there is more to copy in the next turn.
+static bool pump_part(assay_part_t *part, size_t *budget_bytes)
+{
+    assay_fetch_t *fetch = part->fetch;
+    while (fetch->state == FETCH_READING && seek(part)) {
+        if (!assay_link_is(part->link, part->epoch)) {
+            assay_fetch_hole(fetch, part->blocks[part->position], AS_ERR_PEER_LOST);
+        } else if (!part->link->local) {
+            if (!start_one(part)) {
+                return false;
+            }
+        } else if (*budget_bytes == 0) {
+            return true;
+        } else {
+            *budget_bytes -=
+                fetch->extent_bytes < *budget_bytes ? fetch->extent_bytes : *budget_bytes;
+            copy_extent(part);
+            advance(part, 1, 1);
+        }
+    }
+    return false;
+}
+
+void assay_read_pump(assay_fetch_t *fetch)
+{
+    size_t budget_bytes = COPY_BYTES_TURN;
+    bool more = false;
+    for (uint32_t i = 0; i < fetch->part_count && fetch->state == FETCH_READING; i++) {
+        more |= pump_part(&fetch->parts[i], &budget_bytes);
+    }
+    if (more) {
+        as_loop_post(fetch->client->options.loop, &fetch->pump);
+    }
+}
+
+void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us)
+{
+    for (uint32_t i = 0; i < fetch->part_count; i++) {
+        assay_part_t *part = &fetch->parts[i];
+        bool stalled = part->outstanding > 0 &&
+                       now_us - part->progress_us >= fetch->client->options.stall_timeout_us;
+        if (stalled && assay_link_is(part->link, part->epoch)) {
+            assay_link_fail(part->link, AS_ERR_DEADLINE);
+        }
+    }
+}
