@@ -44,7 +44,8 @@ bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p
 typedef struct cli_node {
     char name[32];
     char role[16]; // "scheduler", "store", "worker"
-    pid_t pid;
+    pid_t pid;     // 0: has ended
+    int ready_fd;  // of the starter: the process's stdout
     char rpc[CLI_ADDRESS_BYTES], data[CLI_ADDRESS_BYTES],
         http[CLI_ADDRESS_BYTES]; // "" where there is none
 } cli_node_t;

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// `assay up`: a whole cluster on this machine, until a signal.
+//
+// A process that dies is reported and not started again. The cluster goes on without a store or the
+// scheduler (that is what it is built for); without any worker there is nothing to serve, and the
+// rest is ended too.
+#include <signal.h>
+#include <string.h>
+
+#include "client/cli/cli.h"
+
+static cli_cluster_options_t config;
+static const char *run_dir;
+
+static const as_option_t table[] = {
+    {.name = "model",
+     .type = AS_OPTION_STRING,
+     .value = &config.model,
+     .metavar = "FILE",
+     .help = "GGUF file of the model",
+     .required = true},
+    {.name = "stores",
+     .type = AS_OPTION_INT,
+     .value = &config.stores,
+     .fallback = "1",
+     .metavar = "N",
+     .help = "store nodes",
+     .min = 0,
+     .max = 16},
+    {.name = "workers",
+     .type = AS_OPTION_INT,
+     .value = &config.workers,
+     .fallback = "1",
+     .metavar = "N",
+     .help = "workers",
+     .min = 1,
+     .max = 16},
+    {.name = "ram",
+     .type = AS_OPTION_BYTES,
+     .value = &config.ram_bytes,
+     .fallback = "1GiB",
+     .metavar = "BYTES",
+     .help = "memory of each store",
+     .min = 1048576,
+     .max = 1e15},
+    {.name = "port",
+     .type = AS_OPTION_INT,
+     .value = &config.port,
+     .fallback = "8000",
+     .metavar = "PORT",
+     .help = "of the first worker's API; the next worker has the next; 0 picks any",
+     .min = 0,
+     .max = 65000},
+    {.name = "threads",
+     .type = AS_OPTION_INT,
+     .value = &config.threads,
+     .fallback = "0",
+     .metavar = "N",
+     .help = "threads of each worker; 0: one for each processor",
+     .min = 0,
+     .max = 256},
+    {.name = "context",
+     .type = AS_OPTION_INT,
+     .value = &config.context,
+     .fallback = "0",
+     .metavar = "TOKENS",
+     .help = "most tokens of one request; 0: the model's own",
+     .min = 0,
+     .max = 1048576},
+    {.name = "compressor",
+     .type = AS_OPTION_STRING,
+     .value = &config.compressor,
+     .metavar = "NAME",
+     .help = "the workers' default compressor"},
+    {.name = "horizon",
+     .type = AS_OPTION_INT,
+     .value = &config.horizon,
+     .fallback = "-1",
+     .metavar = "TOKENS",
+     .help = "the workers' default horizon; -1: their own",
+     .min = -1,
+     .max = 1024},
+    {.name = "log-level",
+     .type = AS_OPTION_STRING,
+     .value = &config.log_level,
+     .fallback = "info",
+     .metavar = "LEVEL",
+     .help = "debug, info, warn or error"},
+    {.name = "run-dir",
+     .type = AS_OPTION_STRING,
+     .value = &run_dir,
+     .metavar = "DIR",
+     .help = "for logs and the cluster's addresses (default: $XDG_RUNTIME_DIR/assay or "
+             "/tmp/assay-UID)"},
+};
+
+static const as_options_t options = {
+    .program = "assay up",
+    .summary =
+        "Starts a scheduler, stores and workers on this machine, on loopback, and serves a model.",
+    .usage = "--model FILE [OPTIONS]",
+    .table = table,
+    .count = sizeof(table) / sizeof(table[0]),
+};
+
+static void print_ready(const cli_cluster_t *cluster)
+{
+    puts("ready");
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        const cli_node_t *node = &cluster->nodes[i];
+        bool worker = strcmp(node->role, "worker") == 0;
+        printf("  %-11s %s%s%s\n", node->name, worker ? "http://" : "",
+               worker ? node->http : node->rpc, worker ? "/v1" : "");
+    }
+    printf("logs are in %s\n"
+           "try `assay run --chat \"Why is the sky blue?\"`; end with Ctrl-C\n",
+           config.run_dir);
+    fflush(stdout);
+}
+
+static uint32_t living_workers(const cli_cluster_t *cluster)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        count += cluster->nodes[i].pid > 0 && strcmp(cluster->nodes[i].role, "worker") == 0;
+    }
+    return count;
+}
+
+// Until a signal (0), or until no worker is left (1).
+static int watch(cli_cluster_t *cluster, const sigset_t *signals)
+{
+    for (;;) {
+        int number = sigwaitinfo(signals, NULL);
+        if (number > 0 && number != SIGCHLD) {
+            fprintf(stderr, "assay: ending the cluster\n");
+            return 0;
+        }
+        if (cli_cluster_reap(cluster, config.run_dir) == 0) {
+            continue;
+        }
+        if (living_workers(cluster) == 0) {
+            cli_complain("no worker is left: ending the cluster");
+            return 1;
+        }
+        cli_complain("the cluster goes on without it; end it with Ctrl-C");
+        cli_cluster_write(config.run_dir, cluster);
+    }
+}
+
+int cli_up(int argc, char **argv)
+{
+    static char path[CLI_PATH_BYTES];
+    cli_cluster_t cluster;
+    sigset_t signals;
+    int code;
+    if (!cli_options(&options, argc, argv, NULL, &code)) {
+        return code;
+    }
+    if (!cli_run_dir(run_dir, path)) {
+        return 1;
+    }
+    if (cli_cluster_read(path, &cluster, true)) {
+        cli_complain(
+            "a cluster is running in %s already (pid %d): end it, or choose another --run-dir",
+            path, (int)cluster.pid);
+        return 1;
+    }
+    config.run_dir = path;
+    config.start_seconds = 600; // a large model from a slow disk
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGCHLD);
+    sigaddset(&signals, SIGINT);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGHUP);
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    if (!cli_cluster_start(&config, &cluster)) {
+        return 1;
+    }
+    code = cli_cluster_write(path, &cluster) ? 0 : 1;
+    if (code == 0) {
+        print_ready(&cluster);
+        code = watch(&cluster, &signals);
+    }
+    cli_cluster_remove(path);
+    return cli_cluster_stop(&cluster) ? code : 1;
+}
