@@ -93,15 +93,26 @@ static size_t home_of(const sch_directory_t *directory, const uint8_t *key)
 
 void sch_directory_prefetch(const sch_directory_t *directory, const uint8_t *key)
 {
-    __builtin_prefetch(&directory->entries[home_of(directory, key)]);
+    const sch_entry_t *home = &directory->entries[home_of(directory, key)];
+    __builtin_prefetch(home);
+    __builtin_prefetch(home + 2); // two probes are the average, and there are two a cache line
+}
+
+static bool key_equal(const sch_entry_t *entry, const uint64_t parts[2])
+{
+    uint64_t own[2];
+    memcpy(own, entry->key, sizeof(own));
+    return own[0] == parts[0] && own[1] == parts[1];
 }
 
 // The key's entry, or else the unused one where it would go; NULL: neither within PROBE_MAX.
 static sch_entry_t *probe(const sch_directory_t *directory, const uint8_t *key)
 {
+    uint64_t parts[2];
+    memcpy(parts, key, sizeof(parts));
     sch_entry_t *entry = &directory->entries[home_of(directory, key)];
     for (uint32_t i = 0; i < PROBE_MAX; i++, entry++) {
-        if (entry->holders[0] == 0 || memcmp(entry->key, key, sizeof(entry->key)) == 0) {
+        if (entry->holders[0] == 0 || key_equal(entry, parts)) {
             return entry;
         }
     }
