@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker: model, engine, client and scheduler link behind one small interface that the HTTP face, the simulation
-// and the tests use.
+// The worker: model, engine, client and scheduler link behind one small interface that the HTTP
+// face, the simulation and the tests use.
 //
-// Threads: the engine runs on its own loop (compute and the state of every request); the io loop carries UCX, gRPC and
-// HTTP. In the simulation both are the one simulated loop. The face talks from the io loop: submit and cancel post to
-// the engine; events come back on the io loop.
+// Threads: the engine runs on its own loop (compute and the state of every request); the io loop
+// carries UCX, gRPC and HTTP. In the simulation both are the one simulated loop. The face talks
+// from the io loop: submit and cancel post to the engine; events come back on the io loop.
 #ifndef GPW_WORKER_H
 #define GPW_WORKER_H
 
@@ -16,30 +16,38 @@
 #include "gpuworker/model/tokenizer.h"
 
 #define GPW_LOGPROBS_MAX 20u
-#define GPW_REQUESTS_MAX 64u
+#define GPW_REQUESTS_MAX 64u // most sessions_max, and most queue_max
+#define GPW_HORIZON_MAX  64u // drafted tokens before a verification
 
 typedef struct gpw_worker gpw_worker_t;
 
 typedef enum gpw_verify { GPW_VERIFY_FULL, GPW_VERIFY_OFF } gpw_verify_t;
 
-typedef enum gpw_finish { GPW_FINISH_STOP, GPW_FINISH_LENGTH, GPW_FINISH_CANCELLED, GPW_FINISH_ERROR } gpw_finish_t;
+typedef enum gpw_finish {
+    GPW_FINISH_STOP,
+    GPW_FINISH_LENGTH,
+    GPW_FINISH_CANCELLED,
+    GPW_FINISH_ERROR
+} gpw_finish_t;
 
 // One request, already tokenized. Pointers are copied by submit.
 typedef struct gpw_request_params {
     const int32_t *tokens;
     uint32_t token_count;
-    uint32_t max_tokens;      // to generate
+    uint32_t max_tokens; // to generate
     gpw_choose_params_t choose;
-    const char *cache_salt;   // tenant salt of the namespace; NULL: none
-    const char *compressor;   // "kivi4", "kivi2", "streaming"; "none": full cache resident, no drafting. NULL: default
-    uint32_t horizon;         // most drafted tokens before a verification; 0: plain decoding over the full cache
-    bool horizon_set;         // else the worker's default
+    const char *cache_salt; // tenant salt of the namespace; NULL: none
+    const char *compressor; // "kivi4", "kivi2", "streaming"; "none": full cache resident, no
+                            // drafting. NULL: default
+    uint32_t
+        horizon; // most drafted tokens before a verification; 0: plain decoding over the full cache
+    bool horizon_set; // else the worker's default
     gpw_verify_t verify;
-    uint32_t logprobs;        // 0: none; else this many most likely tokens a position (and the chosen one)
+    uint32_t logprobs; // 0: none; else this many most likely tokens a position (and the chosen one)
     bool want_logprobs;
-    bool logits_hash;         // each token event carries a hash of its logits' bits
-    bool ignore_end;          // go on after an end token (benches, tests)
-    uint64_t deadline_us;     // from now; 0: the worker's default
+    bool logits_hash;     // each token event carries a hash of its logits' bits
+    bool ignore_end;      // go on after an end token (benches, tests)
+    uint64_t deadline_us; // from now; 0: the worker's default
 } gpw_request_params_t;
 
 typedef struct gpw_token_event {
@@ -53,52 +61,65 @@ typedef struct gpw_token_event {
 
 // What a request did; complete in the finish event, so far in others.
 typedef struct gpw_usage {
-    uint32_t prompt_tokens, cached_tokens; // cached: prefix tokens whose K and V came from store nodes
+    uint32_t prompt_tokens,
+        cached_tokens; // cached: prefix tokens whose K and V came from store nodes
     uint32_t completion_tokens;
-    uint32_t drafted_tokens, accepted_tokens; // accepted: drafted tokens that verification confirmed
+    uint32_t drafted_tokens,
+        accepted_tokens; // accepted: drafted tokens that verification confirmed
     uint32_t verifications;
-    uint64_t fetched_bytes, swapped_bytes, published_bytes; // prefix fetch; verification swaps; puts
-    uint64_t resident_bytes, full_bytes; // of the session's cache at its end: held on the device / uncompressed
-    uint32_t recomputed_blocks;          // after a store, checksum or lease fault
+    uint64_t fetched_bytes, swapped_bytes,
+        published_bytes; // prefix fetch; verification swaps; puts
+    uint64_t resident_bytes,
+        full_bytes; // of the session's cache at its end: held on the device / uncompressed
+    uint32_t recomputed_blocks; // after a store, checksum or lease fault
     uint64_t queue_us, first_token_us, total_us;
 } gpw_usage_t;
 
 typedef struct gpw_request_events {
     void *ctx;
-    // Verified tokens, one or several at once, in order.
+    // Verified tokens, one or several at once, in order. An end token is the last one of a request
+    // that it stops.
     void (*on_tokens)(void *ctx, const gpw_token_event_t *tokens, uint32_t count);
     // Exactly once, last. `error` is a sentence for people when status is not AS_OK.
-    void (*on_finish)(void *ctx, gpw_finish_t finish, as_status_t status, const char *error, const gpw_usage_t *usage);
+    void (*on_finish)(void *ctx, gpw_finish_t finish, as_status_t status, const char *error,
+                      const gpw_usage_t *usage);
 } gpw_request_events_t;
 
 typedef struct gpw_worker_options {
     const gpw_model_t *model;
     const krn_ops_t *ops;
-    uint32_t threads;            // of the kernels' pool
-    uint32_t block_tokens;       // AS_BLOCK_TOKENS_DEFAULT
-    uint32_t context_max;        // tokens of one request, prompt and completion; 0: the model's
-    uint32_t sessions_max;       // requests that hold a cache at once; more wait
-    uint32_t queue_max;          // requests that wait; more are AS_ERR_BUSY
-    const char *compressor;      // default
-    uint32_t horizon;            // default
-    uint32_t swap_ring_layers;   // layers of full extents in flight to a verification
-    uint64_t cache_bytes_max;    // all caches of all sessions: full, sealed, tails, rings
+    uint32_t threads;          // of the kernels' pool
+    uint32_t block_tokens;     // AS_BLOCK_TOKENS_DEFAULT
+    uint32_t context_max;      // tokens of one request, prompt and completion; 0: the model's
+    uint32_t sessions_max;     // requests that hold a cache at once; more wait
+    uint32_t queue_max;        // requests that wait; more are AS_ERR_BUSY
+    const char *compressor;    // default
+    uint32_t horizon;          // default
+    uint32_t swap_ring_layers; // layers of full extents in flight to a verification
+    uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;
     uint64_t route_deadline_us, fetch_deadline_us, put_deadline_us;
     as_loop_t *engine_loop, *io_loop; // the same loop in the simulation
     assay_client_t *client;           // on the io loop; NULL: no stores, every cache stays local
     as_rpc_client_t *scheduler;       // on the io loop; NULL: no scheduler
     const char *name, *http_address;  // for registration
+    uint8_t instance_id[16];          // of this node for the scheduler; all 0: drawn at random
+    uint64_t incarnation;             // 0: the wall clock
+    uint64_t tick_us; // simulation: virtual time that one unit of compute takes; 0: it runs at
+                      // once, in real time
 } gpw_worker_options_t;
 
 void gpw_worker_options_init(gpw_worker_options_t *options);
-as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t **worker_p) AS_MUST_USE;
-// Cancels what runs; call when both loops have stopped.
+as_status_t gpw_worker_alloc(const gpw_worker_options_t *options,
+                             gpw_worker_t **worker_p) AS_MUST_USE;
+// Finishes what runs with GPW_FINISH_CANCELLED. Call when both loops have stopped and the client
+// and the scheduler's rpc client are freed (they complete their transfers into the worker then);
+// the loops are freed afterwards.
 void gpw_worker_free(gpw_worker_t *worker);
 
-// From the io loop. AS_ERR_INVALID, AS_ERR_LIMIT (longer than the context) and AS_ERR_BUSY come at once, with `error` (a
-// sentence that names the parameter and the remedy); after AS_OK events follow and end with on_finish. The id names the
-// request for cancel.
+// From the io loop. AS_ERR_INVALID, AS_ERR_LIMIT (longer than the context) and AS_ERR_BUSY come at
+// once, with `error` (a sentence that names the parameter and the remedy); after AS_OK events
+// follow and end with on_finish. The id names the request for cancel.
 as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *params,
                               const gpw_request_events_t *events, char *error, size_t error_bytes,
                               uint64_t *request_id_p) AS_MUST_USE;
@@ -107,6 +128,7 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 // Names of the compressors, in table order; NULL-terminated.
 const char *const *gpw_worker_compressors(void);
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker);
-bool gpw_worker_idle(const gpw_worker_t *worker); // no request, no publication in progress (tests, drains)
+bool gpw_worker_idle(
+    const gpw_worker_t *worker); // no request, no publication in progress (tests, drains)
 
 #endif

@@ -7,8 +7,8 @@
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/streaming.h"
 
-// Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long prompt to the
-// verification, which is what that method is here to show.
+// Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long
+// prompt to the verification, which is what that method is here to show.
 static const gpw_compressor_t table[] = {
     {
         .name = "kivi4",
@@ -26,7 +26,8 @@ static const gpw_compressor_t table[] = {
     },
     {
         .name = "streaming",
-        .summary = "StreamingLLM: the first 4 and the newest 256 sealed tokens, exact, in whole blocks",
+        .summary =
+            "StreamingLLM: the first 4 and the newest 256 sealed tokens, exact, in whole blocks",
         .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
         .params = {.sink_tokens = 4, .window_tokens = 256},
         GPW_STREAMING_FUNCTIONS,

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compressor table: how a sealed segment is made of full blocks and how queries attend to it.
 //
-// A compressor is selector (which tokens survive) x codec (how one is stored) x reader (which are read at a step). A
-// segment covers the blocks [0, sealed_blocks) of one chain. It grows only by whole blocks: sealing a block never looks
-// at later ones, so equal chains give equal segments. The session's tail (exact f16) is not the compressor's business:
-// the engine attends to both and merges the partials.
+// A compressor is selector (which tokens survive) x codec (how one is stored) x reader (which are
+// read at a step). A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
+// whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
+// session's tail (exact f16) is not the compressor's business: the engine attends to both and
+// merges the partials.
 //
-// To add a compressor: one file beside kivi.c and streaming.c with these functions, one line in compressor.c, one row in
-// tests/unit/gpuworker/test_compressor.c.
+// To add a compressor: one file beside kivi.c and streaming.c with these functions, one line in
+// compressor.c, one row in tests/unit/gpuworker/test_compressor.c.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H
 
@@ -16,9 +17,10 @@
 #include "kernels/kernels.h"
 
 enum {
-    GPW_COMPRESSOR_DROPS = 1u,      // some tokens are not held at all
-    GPW_COMPRESSOR_QUANTIZES = 2u,  // held tokens are not exact
-    GPW_COMPRESSOR_QUERY_FREE = 4u, // the segment depends on keys and values only: sessions may share it
+    GPW_COMPRESSOR_DROPS = 1u,     // some tokens are not held at all
+    GPW_COMPRESSOR_QUANTIZES = 2u, // held tokens are not exact
+    GPW_COMPRESSOR_QUERY_FREE =
+        4u, // the segment depends on keys and values only: sessions may share it
 };
 
 #define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
@@ -54,14 +56,16 @@ typedef struct gpw_compressor {
     uint32_t flags;
     gpw_compressor_params_t params;
     // An empty segment. AS_ERR_UNSUPPORTED when the shape does not fit the method.
-    as_status_t (*open)(const gpw_segment_options_t *options, gpw_segment_t **segment_p) AS_MUST_USE;
+    as_status_t (*open)(const gpw_segment_options_t *options,
+                        gpw_segment_t **segment_p) AS_MUST_USE;
     // Memory for the blocks [0, blocks): seal may be called for these. Never shrinks.
     as_status_t (*reserve)(gpw_segment_t *segment, uint32_t blocks) AS_MUST_USE;
-    // Folds one layer of block `block` (the next of that layer) into the segment; `extent` is its full f16 extent.
+    // Folds one layer of block `block` (the next of that layer) into the segment; `extent` is its
+    // full f16 extent.
     void (*seal)(gpw_segment_t *segment, uint32_t layer, uint32_t block, const void *extent);
     void (*attend)(const gpw_segment_t *segment, const gpw_segment_attend_t *args);
-    // The exact extent of `block` when the segment holds every token of it as it was (a swap need not move it), else
-    // NULL. Valid until the next seal of this layer.
+    // The exact extent of `block` when the segment holds every token of it as it was (a swap need
+    // not move it), else NULL. Valid until the next seal of this layer.
     const void *(*extent)(const gpw_segment_t *segment, uint32_t layer, uint32_t block);
     // Physical bytes, all of it: codes, scales, indices, padding, metadata.
     uint64_t (*bytes)(const gpw_segment_t *segment);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI behind the compressor table: one allocation a block, [layer][kv head] packed codes.
 //
-// Attention splits into (KV head, run of RUN_BLOCKS blocks) parts, whatever the number of threads; the runs' partials
-// are merged in ascending order, so the bits do not depend on the threads.
+// Attention splits into (KV head, run of RUN_BLOCKS blocks) parts, whatever the number of threads;
+// the runs' partials are merged in ascending order, so the bits do not depend on the threads.
 #include "gpuworker/resident/kivi.h"
 
 #include <string.h>
@@ -11,7 +11,8 @@
 #include "common/mem.h"
 #include "gpuworker/resident/partials.h"
 
-#define RUN_BLOCKS 8u // blocks that one thread takes: 512 tokens keep two threads busy from 1,000 tokens on
+#define RUN_BLOCKS                                                                                 \
+    8u // blocks that one thread takes: 512 tokens keep two threads busy from 1,000 tokens on
 
 struct gpw_segment {
     gpw_kivi_layout_t layout;
@@ -19,9 +20,9 @@ struct gpw_segment {
     const krn_ops_t *ops;
     void (*attend_part)(const gpw_kivi_part_t *part);
     uint32_t blocks_max, blocks_reserved;
-    uint8_t **blocks;    // [blocks_max]
-    uint32_t *sealed;    // [layers]: blocks folded in
-    float *unpacked;     // [2][tokens][dim]: one head of the block that is being sealed
+    uint8_t **blocks; // [blocks_max]
+    uint32_t *sealed; // [layers]: blocks folded in
+    float *unpacked;  // [2][tokens][dim]: one head of the block that is being sealed
 };
 
 static size_t fixed_bytes(const as_shape_t *shape, uint32_t blocks_max)

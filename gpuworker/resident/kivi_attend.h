@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// KIVI's attention, straight from the codes: included by kivi_attend_*.c, each compiled for its own instruction set.
+// KIVI's attention, straight from the codes: included by kivi_attend_*.c, each compiled for its own
+// instruction set.
 //
-// q . (code * scale + min) over the channels of one token group is sum((q * scale) * code) + sum(q * min): the scales
-// go into the query, so a code is only unpacked, converted and multiplied. Likewise sum(p * (code * scale + min)) over
-// tokens is sum((p * scale) * code) + sum(p * min). Both are one loop, `accumulate`: eight codes of each of `count`
-// rows, weighted by a number a row. Nothing is dequantised in memory.
+// q . (code * scale + min) over the channels of one token group is sum((q * scale) * code) + sum(q
+// * min): the scales go into the query, so a code is only unpacked, converted and multiplied.
+// Likewise sum(p * (code * scale + min)) over tokens is sum((p * scale) * code) + sum(p * min).
+// Both are one loop, `accumulate`: eight codes of each of `count` rows, weighted by a number a row.
+// Nothing is dequantised in memory.
 //
 // Vectors pass by pointer: without AVX a 32-byte vector has no calling convention.
 #include <math.h>
@@ -13,7 +15,7 @@
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/partials.h"
 
-#define INLINE static inline __attribute__((always_inline))
+#define INLINE  static inline __attribute__((always_inline))
 #define QUERIES 4u // query heads (of all rows) that share one unpacking
 
 typedef float v8f __attribute__((vector_size(32)));
@@ -104,9 +106,9 @@ INLINE void exp8(v8f *x_p)
 // Scratch of one block and up to QUERIES queries.
 typedef struct block_work {
     float scale_min[2 * AS_BLOCK_TOKENS_MAX * (KRN_HEAD_DIM_MAX / 8)];
-    float weights[QUERIES * KRN_HEAD_DIM_MAX > QUERIES * AS_BLOCK_TOKENS_MAX
-                      ? QUERIES * KRN_HEAD_DIM_MAX
-                      : QUERIES * AS_BLOCK_TOKENS_MAX];
+    float weights[QUERIES * KRN_HEAD_DIM_MAX > QUERIES *AS_BLOCK_TOKENS_MAX
+                      ? QUERIES *KRN_HEAD_DIM_MAX
+                      : QUERIES *AS_BLOCK_TOKENS_MAX];
     float p[QUERIES][AS_BLOCK_TOKENS_MAX + 8]; // logits, then exp(logit - max)
     float max[QUERIES], sum[QUERIES];
     float out[QUERIES][KRN_HEAD_DIM_MAX];
@@ -219,8 +221,8 @@ static void block_values(const gpw_kivi_part_t *part, const uint8_t *head, block
 // (row, query head) pairs of this KV head, numbered row by row.
 static size_t pair_of(const gpw_kivi_part_t *part, uint32_t index)
 {
-    return (size_t)(index / part->group_heads) * part->q_heads +
-           part->kv_head * part->group_heads + index % part->group_heads;
+    return (size_t)(index / part->group_heads) * part->q_heads + part->kv_head * part->group_heads +
+           index % part->group_heads;
 }
 
 static void attend(const gpw_kivi_part_t *part)
@@ -229,8 +231,7 @@ static void attend(const gpw_kivi_part_t *part)
     block_work_t w;
     uint32_t pairs = part->rows * part->group_heads;
     for (uint32_t b = 0; b < part->block_count; b++) {
-        const uint8_t *head =
-            part->blocks[b] + part->layer_offset + part->kv_head * l->head_bytes;
+        const uint8_t *head = part->blocks[b] + part->layer_offset + part->kv_head * l->head_bytes;
         for (uint32_t first = 0; first < pairs; first += QUERIES) {
             w.queries = pairs - first < QUERIES ? pairs - first : QUERIES;
             for (uint32_t q = 0; q < w.queries; q++) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// KIVI's attention for processors with AVX2. Not with FMA: the bits are to be those of the portable code.
+// KIVI's attention for processors with AVX2. Not with FMA: the bits are to be those of the portable
+// code.
 #if defined(__x86_64__)
 #pragma GCC optimize("O3")
 #pragma GCC target("avx2")

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI's codec: the layout of one block's codes, and packing.
 //
-// Scale and min are rounded to f16 before the codes are computed, so that the codes make up for that rounding.
+// Scale and min are rounded to f16 before the codes are computed, so that the codes make up for
+// that rounding.
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over exact pages that yields partials (not yet normalised), for merging with a segment's.
+// Attention over exact pages that yields partials (not yet normalised), for merging with a
+// segment's.
 #ifndef GPW_PAGES_H
 #define GPW_PAGES_H
 
@@ -10,13 +11,14 @@
 static inline krn_page_t gpw_page(const as_shape_t *shape, const void *extent, uint32_t index)
 {
     const krn_f16 *k = extent;
-    krn_page_t page = {k, k + (size_t)shape->kv_heads * shape->block_tokens * shape->head_dim, index};
+    krn_page_t page = {k, k + (size_t)shape->kv_heads * shape->block_tokens * shape->head_dim,
+                       index};
     return page;
 }
 
-// Folds the attention over args->pages (any number of runs) into io, which covers earlier tokens or is clear. `scratch`
-// holds partials of all rows: rows * q_heads * (dim + 2) floats.
-void gpw_pages_attend(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args, float *scratch,
-                      krn_partials_t *io);
+// Folds the attention over args->pages (any number of runs) into io, which covers earlier tokens or
+// is clear. `scratch` holds partials of all rows: rows * q_heads * (dim + 2) floats.
+void gpw_pages_attend(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args,
+                      float *scratch, krn_partials_t *io);
 
 #endif

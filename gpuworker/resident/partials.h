@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slices of partial attention results: where the (out, max, sum) of a run of (row, head) pairs lie in a piece of memory.
+// Slices of partial attention results: where the (out, max, sum) of a run of (row, head) pairs lie
+// in a piece of memory.
 #ifndef GPW_PARTIALS_H
 #define GPW_PARTIALS_H
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// StreamingLLM behind the compressor table: slots of whole blocks; slot s < sinks holds block s, the others are a ring.
+// StreamingLLM behind the compressor table: slots of whole blocks; slot s < sinks holds block s,
+// the others are a ring.
 //
-// A layer's sealed count says which blocks its slots hold: the ring moves on layer by layer while a prompt is sealed.
+// A layer's sealed count says which blocks its slots hold: the ring moves on layer by layer while a
+// prompt is sealed.
 #include "gpuworker/resident/streaming.h"
 
 #include <limits.h>
@@ -32,7 +34,8 @@ static uint32_t blocks_of(uint32_t tokens, const as_shape_t *shape)
 static uint32_t slots_for(const gpw_segment_options_t *options)
 {
     uint32_t window = blocks_of(options->params->window_tokens, &options->shape);
-    uint32_t slots = blocks_of(options->params->sink_tokens, &options->shape) + (window ? window : 1);
+    uint32_t slots =
+        blocks_of(options->params->sink_tokens, &options->shape) + (window ? window : 1);
     return slots < options->blocks_max ? slots : options->blocks_max;
 }
 

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps FETCH and PREFILL: the prefix that stores hold, then everything behind it, layer by
+// layer.
+//
+// FETCH only waits until the stores have said how much there is. Then the rows of the rest run
+// layer l as soon as the prefix's layer l is here; each layer is sealed before the ring lets go of
+// it. So the first token comes one layer's computation after the last byte, from exact logits.
+#include "common/assert.h"
+#include "gpuworker/engine.h"
+
+#define FETCH_TRIES 2u // of a prefix, each shorter than the one before; then it is computed here
+
+// ---- FETCH -------------------------------------------------------------------------------------
+
+static gpw_turn_t begin_without_prefix(gpw_request_t *request)
+{
+    gpw_swap_end(request);
+    request->hit_limit = 0;
+    return gpw_request_go(request, GPW_STEP_PREFILL);
+}
+
+// Where the scheduler said that each block is; NULL: by placement.
+static const uint64_t *route_nodes(const gpw_request_t *request)
+{
+    return request->route ? gpw_transfer_news(request->route)->node_ids : NULL;
+}
+
+gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
+{
+    gpw_swap_t *swap = &request->swap;
+    if (!swap->transfer || swap->abandoned) {
+        as_status_t status = gpw_swap_start(request, 0, request->hit_limit, route_nodes(request));
+        if (status == AS_OK || status == AS_ERR_BUSY) {
+            return GPW_TURN_WAIT;
+        }
+        return begin_without_prefix(request);
+    }
+    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    bool failed = news->done && news->status != AS_OK;
+    if (failed && news->layers == 0 && (!news->located || news->hole_block == 0)) {
+        return begin_without_prefix(request);
+    }
+    if (!news->located) {
+        return GPW_TURN_WAIT;
+    }
+    if (news->located_blocks == 0) {
+        return begin_without_prefix(request);
+    }
+    swap->block_count =
+        news->located_blocks < swap->block_count ? news->located_blocks : swap->block_count;
+    gpw_blocks_adopt(&request->blocks, route_nodes(request), swap->block_count);
+    return gpw_request_go(request, GPW_STEP_PREFILL);
+}
+
+// ---- PREFILL -----------------------------------------------------------------------------------
+
+// The stored prefix is sealed whole: none of it is held, so none of it can be tail.
+static uint32_t sealed_target(const gpw_request_t *request)
+{
+    uint32_t target = gpw_sealed_target(&request->blocks.shape, request->token_count);
+    return target > request->blocks.stored ? target : request->blocks.stored;
+}
+
+static void seal_layer(gpw_request_t *request, uint32_t layer)
+{
+    gpw_sealed_t *sealed = &request->sealed;
+    if (!sealed->segment) {
+        return;
+    }
+    uint32_t target = sealed_target(request);
+    for (uint32_t b = 0; b < target; b++) {
+        sealed->compressor->seal(sealed->segment, layer, b, gpw_pass_extent(request, b, layer));
+    }
+}
+
+// A session that keeps everything holds its prefix too; it is still known where it is stored.
+static as_status_t hold_prefix(gpw_request_t *request)
+{
+    gpw_blocks_t *blocks = &request->blocks;
+    uint32_t count = blocks->stored;
+    for (uint32_t b = 0; b < count; b++) {
+        request->engine->block_nodes[b] = blocks->block[b].node_id;
+    }
+    as_status_t status = gpw_blocks_hold(blocks, 0);
+    for (uint32_t b = 0; b < count && status == AS_OK; b++) {
+        blocks->block[b].node_id = request->engine->block_nodes[b];
+    }
+    return status;
+}
+
+static gpw_turn_t begin(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    gpw_blocks_t *blocks = &request->blocks;
+    uint32_t position = blocks->tokens;
+    uint32_t rows = request->token_count - position;
+    gpw_forward_slot_t *slot = request->forward;
+    if (rows > slot->rows_max) {
+        request->long_forward = gpw_engine_take_forward(engine, true);
+        slot = request->long_forward;
+        if (!slot) {
+            return GPW_TURN_WAIT;
+        }
+    }
+    request->usage.cached_tokens = request->restarts ? request->usage.cached_tokens : position;
+    as_status_t status = gpw_blocks_cover(blocks, request->token_count);
+    if (status == AS_OK && request->keep_full) {
+        status = hold_prefix(request);
+    }
+    if (status == AS_OK && request->sealed.segment) {
+        status = gpw_sealed_reserve(&request->sealed, sealed_target(request));
+    }
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the prompt's cache");
+    }
+    gpw_pass_begin(request, slot, position, rows);
+    return GPW_TURN_AGAIN;
+}
+
+static void let_go(gpw_request_t *request)
+{
+    gpw_pass_end(request);
+    gpw_swap_end(request);
+    if (request->long_forward) {
+        gpw_engine_give_forward(request->engine, request->long_forward);
+        request->long_forward = NULL;
+    }
+}
+
+static gpw_turn_t complete(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    gpw_pass_t *pass = &request->pass;
+    uint32_t last = pass->rows - 1;
+    gpw_forward_logits(pass->slot->forward, &last, 1, engine->logits);
+    int32_t token = gpw_reply_choose(request, engine->logits, request->token_count);
+    request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;
+    request->blocks.tokens = request->token_count;
+    request->exact_tokens = request->token_count;
+    let_go(request);
+    gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
+    if (request->route) {
+        gpw_transfer_retire(request->route);
+        request->route = NULL;
+    }
+    bool is_complete = gpw_reply_token(request, token, engine->logits);
+    gpw_reply_flush(request);
+    return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
+}
+
+// The prefix broke off: everything begins anew with what lies before the hole.
+static gpw_turn_t shorten(gpw_request_t *request, uint32_t hole)
+{
+    request->usage.recomputed_blocks += request->swap.block_count - hole;
+    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, request->swap.block_count - hole);
+    let_go(request);
+    gpw_request_close_cache(request);
+    as_status_t status = gpw_request_open_cache(request);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the request's cache");
+    }
+    request->swap_failures++;
+    request->hit_limit = request->swap_failures < FETCH_TRIES ? hole : 0;
+    return gpw_request_go(request, request->hit_limit ? GPW_STEP_FETCH : GPW_STEP_PREFILL);
+}
+
+gpw_turn_t gpw_prefill_turn(gpw_request_t *request)
+{
+    if (!request->passing) {
+        return begin(request);
+    }
+    uint32_t hole = 0;
+    switch (gpw_pass_run(request, seal_layer, &hole)) {
+    case GPW_PASS_WAITING:
+        return GPW_TURN_WAIT;
+    case GPW_PASS_DONE:
+        return complete(request);
+    case GPW_PASS_FAILED:
+        return shorten(request, hole);
+    default:
+        return GPW_TURN_AGAIN;
+    }
+}

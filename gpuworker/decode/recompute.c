@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step RECOMPUTE: a pass over the tokens of lost blocks, whose K and V are held again
+// afterwards.
+//
+// What lies before the hole is brought by a swap of its own; should that fail too, the hole moves
+// forward, and after TRIES failures to the beginning: then nothing is needed from anyone. So it
+// ends, whatever the stores do.
+#include "gpuworker/decode/recompute.h"
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "gpuworker/engine.h"
+
+#define TRIES 3u
+
+static void let_go(gpw_request_t *request)
+{
+    gpw_pass_end(request);
+    gpw_swap_end(request);
+    if (request->long_forward) {
+        gpw_engine_give_forward(request->engine, request->long_forward);
+        request->long_forward = NULL;
+    }
+}
+
+gpw_turn_t gpw_recompute_from(gpw_request_t *request, uint32_t hole)
+{
+    gpw_blocks_t *blocks = &request->blocks;
+    uint32_t from = request->swap_failures + 1 < TRIES ? hole : 0;
+    AS_ASSERT(from < blocks->stored);
+    if (request->recompute_to == 0) {
+        request->recompute_to = blocks->stored;
+    }
+    request->swap_failures++;
+    uint64_t bytes = (uint64_t)(blocks->stored - from) * as_block_bytes(&blocks->shape);
+    AS_DEBUG("recompute", "request %llu blocks %u to %u are lost", (unsigned long long)request->id,
+             from, request->recompute_to);
+    if (!gpw_budget_reserve(&request->budget, bytes)) {
+        return gpw_request_restart(request);
+    }
+    as_status_t status = gpw_blocks_hold(blocks, from);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for recomputed blocks");
+    }
+    request->recompute_from = from;
+    return gpw_request_go(request, GPW_STEP_RECOMPUTE);
+}
+
+static gpw_turn_t begin(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    gpw_forward_slot_t *slot = request->forward;
+    uint32_t size = engine->shape.block_tokens;
+    uint32_t rows = (request->recompute_to - request->recompute_from) * size;
+    if (rows > slot->rows_max) {
+        if (!request->long_forward) {
+            request->long_forward = gpw_engine_take_forward(engine, true);
+        }
+        slot = request->long_forward;
+        if (!slot) {
+            return GPW_TURN_WAIT;
+        }
+    }
+    uint32_t first;
+    uint32_t count = gpw_swap_range(request, request->recompute_from, &first);
+    if (count > 0) {
+        as_status_t status = gpw_swap_start(request, first, count, NULL);
+        if (status == AS_ERR_BUSY) {
+            return GPW_TURN_WAIT;
+        }
+        if (status != AS_OK) {
+            return gpw_request_fail(request, status, "no memory to bring the cache");
+        }
+    }
+    gpw_pass_begin(request, slot, request->recompute_from * size, rows);
+    return GPW_TURN_AGAIN;
+}
+
+static gpw_turn_t complete(gpw_request_t *request)
+{
+    uint32_t blocks = request->recompute_to - request->recompute_from;
+    let_go(request);
+    request->recompute_to = 0;
+    request->usage.recomputed_blocks += blocks;
+    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, blocks);
+    gpw_publish_pump(request);
+    return gpw_request_go(request, GPW_STEP_SWAP);
+}
+
+gpw_turn_t gpw_recompute_turn(gpw_request_t *request)
+{
+    if (!request->passing) {
+        return begin(request);
+    }
+    uint32_t hole = 0;
+    switch (gpw_pass_run(request, NULL, &hole)) {
+    case GPW_PASS_WAITING:
+        return GPW_TURN_WAIT;
+    case GPW_PASS_DONE:
+        return complete(request);
+    case GPW_PASS_FAILED:
+        let_go(request);
+        return gpw_recompute_from(request, hole);
+    default:
+        return GPW_TURN_AGAIN;
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step ROUTE: asks the scheduler which prefix of the prompt is stored, and where. Any failure
+// is a missing prefix.
+//
+// A hit never covers the whole prompt: the last token is always computed, since its logits choose
+// the first token.
+#include "gpuworker/engine.h"
+
+static void on_news(void *ctx, gpw_transfer_t *transfer)
+{
+    (void)transfer;
+    gpw_request_wake(ctx);
+}
+
+static as_status_t start(gpw_request_t *request, uint32_t block_count)
+{
+    gpw_engine_t *engine = request->engine;
+    for (uint32_t b = 0; b < block_count; b++) {
+        engine->block_keys[b] = request->blocks.block[b].key;
+    }
+    uint64_t deadline_us = as_loop_now_us(engine->loop) + engine->options.route_deadline_us;
+    gpw_transfer_params_t params = {
+        .kind = GPW_TRANSFER_ROUTE,
+        .on_news = on_news,
+        .ctx = request,
+        .deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us,
+        .shape = engine->shape,
+        .namespace_key = request->blocks.namespace_key,
+        .keys = engine->block_keys,
+        .block_count = block_count,
+        .prompt_tokens = request->token_count,
+    };
+    return gpw_transfer_start(engine->link, &params, &request->route);
+}
+
+// Without a scheduler the whole prefix is asked for where placement would put it.
+gpw_turn_t gpw_route_turn(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    uint32_t blocks = (request->token_count - 1) / engine->shape.block_tokens;
+    blocks = blocks < AS_CHAIN_BLOCKS_MAX ? blocks : AS_CHAIN_BLOCKS_MAX;
+    request->hit_limit = 0;
+    // A request that began again for want of memory does without: it would only meet the same
+    // fault.
+    if (blocks == 0 || !gpw_link_has_client(engine->link) || request->restarts > 0) {
+        return gpw_request_go(request, GPW_STEP_PREFILL);
+    }
+    if (!gpw_link_has_scheduler(engine->link)) {
+        request->hit_limit = blocks;
+        return gpw_request_go(request, GPW_STEP_FETCH);
+    }
+    if (!request->route) {
+        return start(request, blocks) == AS_OK ? GPW_TURN_WAIT
+                                               : gpw_request_go(request, GPW_STEP_PREFILL);
+    }
+    const gpw_transfer_news_t *news = gpw_transfer_news(request->route);
+    if (!news->done) {
+        return GPW_TURN_WAIT;
+    }
+    request->hit_limit = news->status == AS_OK ? news->located_blocks : 0;
+    return gpw_request_go(request, request->hit_limit ? GPW_STEP_FETCH : GPW_STEP_PREFILL);
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step SEAL: folds full blocks of the tail into the segment, one block a turn, and frees what
+// stores hold.
+//
+// Between a verification and the next draft no pass and no swap is in progress: the one moment when
+// a held block may turn into a stored one.
+#include "gpuworker/engine.h"
+
+static void seal_block(gpw_request_t *request, uint32_t block)
+{
+    gpw_sealed_t *sealed = &request->sealed;
+    for (uint32_t layer = 0; layer < request->blocks.shape.layers; layer++) {
+        sealed->compressor->seal(sealed->segment, layer, block,
+                                 gpw_blocks_extent(&request->blocks, block, layer));
+    }
+    sealed->blocks++;
+}
+
+// Nothing will be verified against these blocks, and no store is to get them.
+static void mark_lossy(gpw_request_t *request)
+{
+    gpw_blocks_t *blocks = &request->blocks;
+    bool keep = request->verify || request->keep_full;
+    for (uint32_t b = blocks->stored; !keep && b < gpw_blocks_full(blocks); b++) {
+        bool exact = (b + 1) * blocks->shape.block_tokens <= request->exact_tokens;
+        blocks->block[b].lossy = !exact || !gpw_link_has_client(request->engine->link);
+    }
+}
+
+gpw_turn_t gpw_seal_turn(gpw_request_t *request)
+{
+    gpw_blocks_t *blocks = &request->blocks;
+    gpw_sealed_t *sealed = &request->sealed;
+    if (sealed->segment && gpw_sealed_target(&blocks->shape, blocks->tokens) > sealed->blocks) {
+        as_status_t status = gpw_sealed_reserve(sealed, sealed->blocks + 1);
+        if (status != AS_OK) {
+            return gpw_request_fail(request, status, "no memory for the sealed segment");
+        }
+        seal_block(request, sealed->blocks);
+        return GPW_TURN_AGAIN;
+    }
+    mark_lossy(request);
+    if (!request->keep_full) {
+        uint32_t dropped = gpw_blocks_drop(blocks, sealed->blocks);
+        gpw_budget_shrink(&request->budget, dropped * (uint64_t)as_block_bytes(&blocks->shape));
+        if (dropped) {
+            gpw_engine_freed(request->engine);
+        }
+    }
+    gpw_publish_pump(request);
+    return gpw_request_go(request, GPW_STEP_DRAFT);
+}

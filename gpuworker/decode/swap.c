@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// The swap: stored blocks brought to a pass, layer by layer.
+//
+// An abandoned transfer keeps the ring until its `done`: the client may still write into it. So a
+// new swap waits for the old one's end, never for more than the client takes to cancel.
+#include "gpuworker/decode/swap.h"
+
+#include "common/assert.h"
+#include "gpuworker/engine.h"
+
+uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *first_p)
+{
+    const gpw_sealed_t *sealed = &request->sealed;
+    uint32_t end = request->blocks.stored < limit ? request->blocks.stored : limit;
+    uint32_t first = end, last = 0;
+    for (uint32_t b = 0; b < end; b++) {
+        if (sealed->segment && sealed->compressor->extent(sealed->segment, 0, b)) {
+            continue;
+        }
+        first = first == end ? b : first;
+        last = b;
+    }
+    *first_p = first;
+    return first == end ? 0 : last - first + 1;
+}
+
+static void count_bytes(gpw_request_t *request)
+{
+    gpw_swap_t *swap = &request->swap;
+    uint64_t bytes = (uint64_t)gpw_transfer_news(swap->transfer)->layers * swap->block_count *
+                     as_extent_bytes(&request->blocks.shape);
+    if (swap->prefix) {
+        request->usage.fetched_bytes += bytes;
+        gpw_metric_add(GPW_METRIC_FETCHED_BYTES_TOTAL, (int64_t)bytes);
+    } else {
+        request->usage.swapped_bytes += bytes;
+        gpw_metric_add(GPW_METRIC_SWAPPED_BYTES_TOTAL, (int64_t)bytes);
+    }
+}
+
+static void retire(gpw_swap_t *swap)
+{
+    gpw_transfer_retire(swap->transfer);
+    swap->transfer = NULL;
+    swap->abandoned = false;
+    swap->block_count = 0;
+}
+
+static void on_news(void *ctx, gpw_transfer_t *transfer)
+{
+    gpw_request_t *request = ctx;
+    gpw_swap_t *swap = &request->swap;
+    AS_ASSERT(swap->transfer == transfer);
+    if (gpw_transfer_news(transfer)->done && swap->abandoned) {
+        retire(swap);
+    }
+    gpw_request_wake(request);
+}
+
+static as_status_t fit_ring(gpw_request_t *request, size_t bytes)
+{
+    gpw_swap_t *swap = &request->swap;
+    if (swap->ring_bytes >= bytes) {
+        return AS_OK;
+    }
+    gpw_swap_free_ring(request);
+    swap->ring = gpw_budget_alloc(&request->budget, bytes);
+    swap->ring_bytes = swap->ring ? bytes : 0;
+    return swap->ring ? AS_OK : AS_ERR_NO_MEMORY;
+}
+
+as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t count,
+                           const uint64_t *node_ids)
+{
+    gpw_swap_t *swap = &request->swap;
+    gpw_engine_t *engine = request->engine;
+    if (swap->transfer) {
+        AS_ASSERT(swap->abandoned);
+        return AS_ERR_BUSY;
+    }
+    swap->layer_slots = engine->options.swap_ring_layers;
+    swap->extent_bytes = as_extent_bytes(&engine->shape);
+    swap->layer_stride = count * swap->extent_bytes;
+    as_status_t status = fit_ring(request, swap->layer_slots * swap->layer_stride);
+    if (status != AS_OK) {
+        return status;
+    }
+    for (uint32_t b = 0; b < count; b++) {
+        engine->block_keys[b] = request->blocks.block[first + b].key;
+        engine->block_nodes[b] = node_ids ? node_ids[b] : request->blocks.block[first + b].node_id;
+    }
+    uint64_t deadline_us = as_loop_now_us(engine->loop) + engine->options.fetch_deadline_us;
+    gpw_transfer_params_t params = {
+        .kind = GPW_TRANSFER_FETCH,
+        .on_news = on_news,
+        .ctx = request,
+        .deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us,
+        .shape = engine->shape,
+        .namespace_key = request->blocks.namespace_key,
+        .keys = engine->block_keys,
+        .node_ids = engine->block_nodes,
+        .first_block = first,
+        .block_count = count,
+        .buffer = swap->ring,
+        .layer_stride = swap->layer_stride,
+        .layer_slots = swap->layer_slots,
+    };
+    status = gpw_transfer_start(engine->link, &params, &swap->transfer);
+    if (status == AS_OK) {
+        swap->first_block = first;
+        swap->block_count = count;
+        swap->prefix = request->step == GPW_STEP_FETCH;
+        swap->waited_since_us = 0;
+    }
+    return status;
+}
+
+gpw_swap_state_t gpw_swap_layer(gpw_request_t *request, uint32_t layer, uint32_t *hole_p)
+{
+    gpw_swap_t *swap = &request->swap;
+    if (!swap->transfer || swap->abandoned) {
+        return GPW_SWAP_READY; // nothing to wait for: every page is here
+    }
+    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    uint64_t now_us = as_loop_now_us(request->engine->loop);
+    if (news->located && news->located_blocks < swap->block_count) {
+        *hole_p = swap->first_block + news->located_blocks;
+        return GPW_SWAP_FAILED;
+    }
+    if (news->layers > layer) {
+        if (swap->waited_since_us) {
+            gpw_metric_observe(GPW_METRIC_SWAP_WAIT_US, now_us - swap->waited_since_us);
+            swap->waited_since_us = 0;
+        }
+        return GPW_SWAP_READY;
+    }
+    if (news->done) {
+        uint32_t hole = news->hole_block < swap->block_count ? news->hole_block : 0;
+        *hole_p = swap->first_block + hole;
+        return GPW_SWAP_FAILED;
+    }
+    swap->waited_since_us = swap->waited_since_us ? swap->waited_since_us : now_us;
+    return GPW_SWAP_WAITING;
+}
+
+const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t layer)
+{
+    if (!swap->transfer || swap->abandoned || block < swap->first_block ||
+        block - swap->first_block >= swap->block_count) {
+        return NULL;
+    }
+    return swap->ring + (layer % swap->layer_slots) * swap->layer_stride +
+           (block - swap->first_block) * swap->extent_bytes;
+}
+
+void gpw_swap_release(gpw_swap_t *swap, uint32_t layers)
+{
+    if (swap->transfer && !swap->abandoned) {
+        gpw_transfer_release(swap->transfer, layers);
+    }
+}
+
+void gpw_swap_end(gpw_request_t *request)
+{
+    gpw_swap_t *swap = &request->swap;
+    if (!swap->transfer || swap->abandoned) {
+        return;
+    }
+    count_bytes(request);
+    if (gpw_transfer_news(swap->transfer)->done) {
+        retire(swap);
+        return;
+    }
+    swap->abandoned = true;
+    gpw_transfer_cancel(swap->transfer);
+}
+
+void gpw_swap_free_ring(gpw_request_t *request)
+{
+    gpw_swap_t *swap = &request->swap;
+    AS_ASSERT(!swap->transfer);
+    gpw_budget_free(&request->budget, swap->ring, swap->ring_bytes);
+    swap->ring = NULL;
+    swap->ring_bytes = 0;
+}
+
+// ---- The step ----------------------------------------------------------------------------------
+
+gpw_turn_t gpw_swap_turn(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    uint32_t first;
+    uint32_t count = gpw_swap_range(request, request->blocks.stored, &first);
+    bool started_early = request->swap.transfer && !request->swap.abandoned;
+    if (count == 0 || started_early) {
+        return gpw_request_go(request, GPW_STEP_VERIFY);
+    }
+    if (as_loop_now_us(engine->loop) < request->swap_retry_us) {
+        gpw_engine_wake_at(engine, request->swap_retry_us);
+        return GPW_TURN_WAIT;
+    }
+    as_status_t status = gpw_swap_start(request, first, count, NULL);
+    if (status == AS_ERR_BUSY) {
+        return GPW_TURN_WAIT;
+    }
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory to bring the cache for a verification");
+    }
+    return gpw_request_go(request, GPW_STEP_VERIFY);
+}

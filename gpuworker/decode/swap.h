@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The swap: stored blocks brought to a pass, layer by layer, through a ring of a few layers.
+//
+// Also carries the prefix fetch, which is the same stream: the prefix's layers pass by once, are
+// attended to, sealed, and gone. The ring is kept between swaps and freed with the session.
+#ifndef GPW_SWAP_H
+#define GPW_SWAP_H
+
+#include "gpuworker/link.h"
+#include "gpuworker/resident/blocks.h"
+
+struct gpw_request;
+
+typedef struct gpw_swap {
+    uint8_t *ring;
+    size_t ring_bytes;
+    gpw_transfer_t *transfer;          // NULL: none
+    uint32_t first_block, block_count; // of the transfer
+    size_t layer_stride;
+    uint32_t layer_slots;
+    size_t extent_bytes;
+    bool prefix;    // counted as fetched, not as swapped
+    bool abandoned; // cancelled: the ring is busy until the transfer is done, and its layers are
+                    // not to be read
+    uint64_t waited_since_us;
+} gpw_swap_t;
+
+typedef enum gpw_swap_state { GPW_SWAP_READY, GPW_SWAP_WAITING, GPW_SWAP_FAILED } gpw_swap_state_t;
+
+// The stored blocks that the segment cannot stand in for: [*first_p, *first_p + return value).
+uint32_t gpw_swap_range(const struct gpw_request *request, uint32_t limit, uint32_t *first_p);
+// Starts bringing `count` blocks from `first`. AS_ERR_BUSY while an abandoned one still runs out.
+as_status_t gpw_swap_start(struct gpw_request *request, uint32_t first, uint32_t count,
+                           const uint64_t *node_ids) AS_MUST_USE;
+// Whether `layer` may be attended to. FAILED: the transfer ended before; *hole_p is the first
+// missing block of the chain.
+gpw_swap_state_t gpw_swap_layer(struct gpw_request *request, uint32_t layer, uint32_t *hole_p);
+const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block,
+                               uint32_t layer);           // NULL: not in the swap
+void gpw_swap_release(gpw_swap_t *swap, uint32_t layers); // [0, layers) are read
+// Ends a swap, complete or not: what is left of it runs out behind.
+void gpw_swap_end(struct gpw_request *request);
+void gpw_swap_free_ring(struct gpw_request *request); // no transfer may be left
+
+#endif

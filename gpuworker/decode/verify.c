@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step VERIFY: one pass of the last token and its drafts over the full cache; what agrees
+// leaves, and one more.
+//
+// Row j's logits are those of plain decoding at its position, since its inputs are the tokens that
+// plain decoding would have chosen up to there: as long as every draft before it agreed. The commit
+// rule: the K and V of this pass, which lie behind blocks.tokens already, become the cache by
+// moving blocks.tokens over the inputs of the emitted tokens. The last emitted token has no K and V
+// yet: it is the first row of the next verification.
+#include "common/assert.h"
+#include "gpuworker/decode/recompute.h"
+#include "gpuworker/engine.h"
+
+#define BUSY_RETRY_US 10000u // when the client has too many fetches in flight
+
+static gpw_turn_t begin(gpw_request_t *request)
+{
+    uint32_t rows = request->draft_count + 1;
+    as_status_t status = gpw_blocks_cover(&request->blocks, request->blocks.tokens + rows);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the tail");
+    }
+    AS_ASSERT(request->blocks.tokens == request->token_count - 1);
+    request->verify_us = as_loop_now_us(request->engine->loop);
+    gpw_pass_begin(request, request->forward, request->blocks.tokens, rows);
+    return GPW_TURN_AGAIN;
+}
+
+// Emits what row `row` chose. True to go on with the next row: it was the draft, and there is
+// another.
+static bool emit_row(gpw_request_t *request, uint32_t row, const float *logits, bool *complete_p)
+{
+    uint32_t base = request->pass.position + 1; // tokens[base + j] is draft j
+    int32_t draft = request->tokens[base + row];
+    int32_t token = gpw_reply_choose(request, logits, base + row);
+    *complete_p = gpw_reply_token(request, token, logits);
+    bool agrees = row < request->draft_count && token == draft;
+    request->usage.accepted_tokens += agrees;
+    return agrees && !*complete_p;
+}
+
+// Tokens of all rows up to the first that disagrees; returns how many left.
+static uint32_t emit_rows(gpw_request_t *request, bool *complete_p)
+{
+    gpw_engine_t *engine = request->engine;
+    uint32_t emitted = 0, rows = request->pass.rows;
+    bool more = true;
+    while (more) {
+        uint32_t indices[GPW_LOGITS_ROWS], count = 0;
+        while (count < GPW_LOGITS_ROWS && emitted + count < rows) {
+            indices[count] = emitted + count;
+            count++;
+        }
+        gpw_forward_logits(request->pass.slot->forward, indices, count, engine->logits);
+        for (uint32_t i = 0; i < count && more; i++, emitted++) {
+            const float *logits = engine->logits + (size_t)i * engine->options.model->vocab;
+            more = emit_row(request, emitted, logits, complete_p);
+        }
+    }
+    return emitted;
+}
+
+static gpw_turn_t complete(gpw_request_t *request)
+{
+    bool is_complete = false;
+    uint32_t drafted = request->draft_count;
+    uint32_t accepted_before = request->usage.accepted_tokens;
+    uint32_t emitted = emit_rows(request, &is_complete);
+    uint32_t accepted = request->usage.accepted_tokens - accepted_before;
+    gpw_pass_end(request);
+    gpw_swap_end(request);
+    request->blocks.tokens += emitted;
+    AS_ASSERT(request->blocks.tokens == request->token_count - 1);
+    gpw_blocks_key(&request->blocks, request->tokens, request->blocks.tokens);
+    request->draft_count = 0;
+    request->swap_failures = 0;
+    request->usage.drafted_tokens += drafted;
+    request->usage.verifications++;
+    gpw_metric_add(GPW_METRIC_DRAFTED_TOKENS_TOTAL, drafted);
+    gpw_metric_add(GPW_METRIC_ACCEPTED_TOKENS_TOTAL, accepted);
+    gpw_horizon_outcome_t outcome = {.drafted = drafted,
+                                     .accepted = accepted,
+                                     .draft_us = request->draft_us,
+                                     .verify_us = as_loop_now_us(request->engine->loop) -
+                                                  request->verify_us};
+    gpw_horizon_learn(&request->horizon, &outcome);
+    gpw_reply_flush(request);
+    return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
+}
+
+static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
+{
+    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.transfer);
+    bool busy = news->done && news->status == AS_ERR_BUSY;
+    gpw_pass_end(request);
+    gpw_swap_end(request);
+    if (busy) {
+        request->swap_retry_us = as_loop_now_us(request->engine->loop) + BUSY_RETRY_US;
+        return gpw_request_go(request, GPW_STEP_SWAP);
+    }
+    return gpw_recompute_from(request, hole);
+}
+
+gpw_turn_t gpw_verify_turn(gpw_request_t *request)
+{
+    if (!request->passing) {
+        return begin(request);
+    }
+    uint32_t hole = 0;
+    switch (gpw_pass_run(request, NULL, &hole)) {
+    case GPW_PASS_WAITING:
+        return GPW_TURN_WAIT;
+    case GPW_PASS_DONE:
+        return complete(request);
+    case GPW_PASS_FAILED:
+        return failed(request, hole);
+    default:
+        return GPW_TURN_AGAIN;
+    }
+}

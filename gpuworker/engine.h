@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The engine: which request takes the next unit of compute. It owns what requests share: kernels'
+// pool, scratch, forward passes, the device's budget.
+//
+// One tick takes one turn of one runnable request, in rotation, then posts itself again: so the
+// loop's events run between ticks, and the same code runs on a thread of its own or inside a
+// simulation.
+#ifndef GPW_ENGINE_H
+#define GPW_ENGINE_H
+
+#include "gpuworker/metrics.h"
+#include "gpuworker/resident/pages.h"
+#include "gpuworker/request.h"
+
+#define GPW_PREFILLS_MAX                                                                           \
+    2u // passes of many rows at once: one computes while the other waits for a fetch
+#define GPW_LOGITS_ROWS 16u // logits rows computed together
+#define GPW_UNIT_ROWS   64u // a unit of compute is about this many (row, layer) pairs
+
+typedef struct gpw_engine {
+    gpw_worker_options_t options;
+    as_shape_t shape;
+    as_loop_t *loop;
+    gpw_link_t *link;
+    krn_pool_t *pool;
+    gpw_device_t device;
+    gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
+    gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
+    void *attention_scratch;
+    float *segment_scratch;
+    float *partials[2];   // of one row: the total, one run of the tail
+    krn_page_t *pages;    // [blocks of the longest context]
+    as_key_t *block_keys; // [the same]: arguments of a transfer
+    uint64_t *block_nodes;
+    float *logits;         // [GPW_LOGITS_ROWS][vocab]
+    float *choose_scratch; // [2][vocab]
+
+    gpw_request_t *first, *last; // all, in order of arrival
+    gpw_request_t *turn;         // who goes next; NULL: the first
+    uint32_t sessions;           // that hold a cache and are not finished
+    as_task_t tick_task;
+    as_timer_t *tick_timer; // simulation: a tick takes tick_us
+    bool ticking;
+    as_timer_t *alarm; // deadlines and retries
+    uint64_t alarm_us; // when it is due; UINT64_MAX: not set
+    _Atomic uint64_t load_used_bytes, load_sessions, load_queued_tokens; // for heartbeats
+} gpw_engine_t;
+
+as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *link,
+                             gpw_engine_t **engine_p) AS_MUST_USE;
+// Frees all requests with it. Both loops have stopped.
+void gpw_engine_free(gpw_engine_t *engine);
+
+void gpw_engine_add(gpw_engine_t *engine, gpw_request_t *request);
+void gpw_engine_kick(gpw_engine_t *engine); // someone is runnable
+// Something that requests in ADMIT, PREFILL or RECOMPUTE wait for was given back.
+void gpw_engine_freed(gpw_engine_t *engine);
+void gpw_engine_wake_at(gpw_engine_t *engine, uint64_t at_us); // runs the alarm not later than this
+// The io loop will not touch the request again.
+void gpw_engine_farewell(gpw_engine_t *engine, gpw_request_t *request);
+// Wakes all requests that only linger to publish, so that they let go of their memory.
+void gpw_engine_hurry_lingerers(gpw_engine_t *engine);
+gpw_forward_slot_t *gpw_engine_take_forward(gpw_engine_t *engine,
+                                            bool many_rows); // NULL: all in use
+void gpw_engine_give_forward(gpw_engine_t *engine, gpw_forward_slot_t *slot);
+
+#endif

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's metrics: one table.
+#include "gpuworker/metrics.h"
+
+#define STEP_TOTAL(step)                                                                           \
+    {                                                                                              \
+        .name = "assay_worker_" #step "_total", .help = "Times that a request entered " #step ".", \
+        .type = AS_METRIC_COUNTER                                                                  \
+    }
+#define STEP_US(step)                                                                              \
+    {                                                                                              \
+        .name = "assay_worker_" #step "_us",                                                       \
+        .help = "Microseconds that a request stayed in " #step ".", .type = AS_METRIC_HISTOGRAM    \
+    }
+#define COUNTER(noun, text)                                                                        \
+    {                                                                                              \
+        .name = "assay_worker_" #noun, .help = text, .type = AS_METRIC_COUNTER                     \
+    }
+#define GAUGE(noun, text)                                                                          \
+    {                                                                                              \
+        .name = "assay_worker_" #noun, .help = text, .type = AS_METRIC_GAUGE                       \
+    }
+#define HISTOGRAM(noun, text)                                                                      \
+    {                                                                                              \
+        .name = "assay_worker_" #noun, .help = text, .type = AS_METRIC_HISTOGRAM                   \
+    }
+
+// The first twenty are in the order of gpw_step_t.
+static as_metric_t table[GPW_METRIC_COUNT] = {
+    STEP_TOTAL(admit),
+    STEP_TOTAL(route),
+    STEP_TOTAL(fetch),
+    STEP_TOTAL(prefill),
+    STEP_TOTAL(seal),
+    STEP_TOTAL(draft),
+    STEP_TOTAL(swap),
+    STEP_TOTAL(verify),
+    STEP_TOTAL(recompute),
+    STEP_TOTAL(publish),
+    STEP_US(admit),
+    STEP_US(route),
+    STEP_US(fetch),
+    STEP_US(prefill),
+    STEP_US(seal),
+    STEP_US(draft),
+    STEP_US(swap),
+    STEP_US(verify),
+    STEP_US(recompute),
+    STEP_US(publish),
+    COUNTER(requests_total, "Requests taken in."),
+    COUNTER(requests_failed_total, "Requests that ended with an error."),
+    COUNTER(tokens_total, "Tokens that left."),
+    COUNTER(drafted_tokens_total, "Tokens drafted on a resident cache."),
+    COUNTER(accepted_tokens_total, "Drafted tokens that verification confirmed."),
+    COUNTER(cached_tokens_total, "Prompt tokens whose K and V came from stores."),
+    COUNTER(fetched_bytes_total, "Bytes of prefixes fetched."),
+    COUNTER(swapped_bytes_total, "Bytes brought for verifications."),
+    COUNTER(published_bytes_total, "Bytes of blocks put to stores."),
+    COUNTER(publish_dropped_blocks_total, "Puts of blocks that no store took."),
+    COUNTER(recomputed_blocks_total, "Blocks computed again because no store had them."),
+    COUNTER(restarts_total, "Requests that let go of their memory and began again."),
+    HISTOGRAM(swap_wait_us, "Microseconds that a verification waited for layers."),
+    HISTOGRAM(first_token_us, "Microseconds from submit to the first token."),
+    GAUGE(sessions, "Requests that hold a cache."),
+    GAUGE(reserved_bytes, "Cache memory that sessions have reserved."),
+};
+
+void gpw_metrics_register(void)
+{
+    as_metric_register(table, GPW_METRIC_COUNT);
+}
+
+void gpw_metric_add(gpw_metric_t metric, int64_t amount)
+{
+    as_metric_add(&table[metric], amount);
+}
+
+void gpw_metric_set(gpw_metric_t metric, int64_t value)
+{
+    as_metric_set(&table[metric], value);
+}
+
+void gpw_metric_observe(gpw_metric_t metric, uint64_t value)
+{
+    as_metric_observe(&table[metric], value);
+}
+
+int64_t gpw_metric_value(gpw_metric_t metric)
+{
+    return as_metric_value(&table[metric]);
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's metrics: a counter and a histogram for every step, and what moved.
+#ifndef GPW_METRICS_H
+#define GPW_METRICS_H
+
+#include "common/metrics.h"
+
+typedef enum gpw_metric {
+    GPW_METRIC_STEP_TOTAL,                           // + step
+    GPW_METRIC_STEP_US = GPW_METRIC_STEP_TOTAL + 10, // + step
+    GPW_METRIC_REQUESTS_TOTAL = GPW_METRIC_STEP_US + 10,
+    GPW_METRIC_REQUESTS_FAILED_TOTAL,
+    GPW_METRIC_TOKENS_TOTAL,
+    GPW_METRIC_DRAFTED_TOKENS_TOTAL,
+    GPW_METRIC_ACCEPTED_TOKENS_TOTAL,
+    GPW_METRIC_CACHED_TOKENS_TOTAL,
+    GPW_METRIC_FETCHED_BYTES_TOTAL,
+    GPW_METRIC_SWAPPED_BYTES_TOTAL,
+    GPW_METRIC_PUBLISHED_BYTES_TOTAL,
+    GPW_METRIC_PUBLISH_DROPPED_BLOCKS_TOTAL,
+    GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL,
+    GPW_METRIC_RESTARTS_TOTAL,
+    GPW_METRIC_SWAP_WAIT_US,
+    GPW_METRIC_FIRST_TOKEN_US,
+    GPW_METRIC_SESSIONS,
+    GPW_METRIC_RESERVED_BYTES,
+    GPW_METRIC_COUNT
+} gpw_metric_t;
+
+void gpw_metrics_register(void); // idempotent
+void gpw_metric_add(gpw_metric_t metric, int64_t amount);
+void gpw_metric_set(gpw_metric_t metric, int64_t value);
+void gpw_metric_observe(gpw_metric_t metric, uint64_t value);
+int64_t gpw_metric_value(gpw_metric_t metric);
+
+#endif

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// The step table and what drives a request from one step to the next.
+#include "gpuworker/request.h"
+
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "gpuworker/engine.h"
+#include "gpuworker/worker_internal.h"
+
+// A finished request publishes for at most this many put deadlines: each put ends within one.
+#define LINGER_PUTS 4u
+
+const gpw_step_entry_t gpw_steps[GPW_STEP_COUNT] = {
+    [GPW_STEP_ADMIT] = {"admit", gpw_admit_turn},
+    [GPW_STEP_ROUTE] = {"route", gpw_route_turn},
+    [GPW_STEP_FETCH] = {"fetch", gpw_fetch_turn},
+    [GPW_STEP_PREFILL] = {"prefill", gpw_prefill_turn},
+    [GPW_STEP_SEAL] = {"seal", gpw_seal_turn},
+    [GPW_STEP_DRAFT] = {"draft", gpw_draft_turn},
+    [GPW_STEP_SWAP] = {"swap", gpw_swap_turn},
+    [GPW_STEP_VERIFY] = {"verify", gpw_verify_turn},
+    [GPW_STEP_RECOMPUTE] = {"recompute", gpw_recompute_turn},
+    [GPW_STEP_PUBLISH] = {"publish", gpw_publish_turn},
+};
+_Static_assert(GPW_METRIC_STEP_US - GPW_METRIC_STEP_TOTAL == GPW_STEP_COUNT, "a counter a step");
+
+gpw_turn_t gpw_request_go(gpw_request_t *request, gpw_step_t step)
+{
+    uint64_t now_us = as_loop_now_us(request->engine->loop);
+    gpw_metric_observe(GPW_METRIC_STEP_US + request->step, now_us - request->step_us);
+    gpw_metric_add(GPW_METRIC_STEP_TOTAL + step, 1);
+    request->step = step;
+    request->step_us = now_us;
+    return GPW_TURN_AGAIN;
+}
+
+void gpw_request_wake(gpw_request_t *request)
+{
+    request->runnable = true;
+    gpw_engine_kick(request->engine);
+}
+
+uint32_t gpw_request_drafts_left(const gpw_request_t *request)
+{
+    uint32_t left = request->params.max_tokens - request->usage.completion_tokens;
+    return left > 0 ? left - 1 : 0;
+}
+
+// ---- Memory ------------------------------------------------------------------------------------
+
+static gpw_segment_options_t segment_options(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    uint32_t size = engine->shape.block_tokens;
+    gpw_segment_options_t options = {.params =
+                                         request->compressor ? &request->compressor->params : NULL,
+                                     .shape = engine->shape,
+                                     .ops = engine->options.ops,
+                                     .blocks_max = (request->tokens_max + size - 1) / size};
+    return options;
+}
+
+uint64_t gpw_request_bytes_max(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    gpw_segment_options_t options = segment_options(request);
+    uint64_t blocks = options.blocks_max;
+    uint64_t bytes = blocks * as_block_bytes(&engine->shape);
+    if (request->compressor) {
+        bytes += request->compressor->bytes_max(&options, options.blocks_max);
+        bytes += gpw_tail_bytes(&engine->shape, request->horizon.max);
+    }
+    if (gpw_link_has_client(engine->link)) {
+        bytes += blocks * as_extent_bytes(&engine->shape) * engine->options.swap_ring_layers;
+    }
+    return bytes;
+}
+
+as_status_t gpw_request_open_cache(gpw_request_t *request)
+{
+    const as_shape_t *shape = &request->engine->shape;
+    gpw_segment_options_t options = segment_options(request);
+    as_status_t status =
+        gpw_blocks_init(&request->blocks, shape, &request->budget, request->tokens_max);
+    if (status != AS_OK) {
+        return status;
+    }
+    request->blocks.namespace_key = request->namespace_key;
+    gpw_blocks_key(&request->blocks, request->tokens, request->token_count);
+    status = gpw_sealed_open(&request->sealed, request->compressor, &request->budget, &options);
+    if (status != AS_OK) {
+        goto fail_blocks;
+    }
+    if (request->compressor) {
+        status = gpw_tail_init(&request->tail, shape, &request->budget, request->horizon.max);
+        if (status != AS_OK) {
+            goto fail_sealed;
+        }
+    }
+    request->cached = true;
+    return AS_OK;
+fail_sealed:
+    gpw_sealed_close(&request->sealed);
+fail_blocks:
+    gpw_blocks_fini(&request->blocks);
+    return status;
+}
+
+static void close_resident(gpw_request_t *request)
+{
+    gpw_sealed_close(&request->sealed);
+    if (request->tail.budget) {
+        gpw_tail_fini(&request->tail);
+    }
+}
+
+void gpw_request_close_cache(gpw_request_t *request)
+{
+    if (request->cached) {
+        close_resident(request);
+        gpw_blocks_fini(&request->blocks);
+        request->cached = false;
+    }
+}
+
+void gpw_request_release(gpw_request_t *request)
+{
+    gpw_request_close_cache(request);
+    gpw_swap_free_ring(request);
+    gpw_budget_end(&request->budget);
+    gpw_engine_freed(request->engine);
+}
+
+bool gpw_request_moving(gpw_request_t *request)
+{
+    if (request->route && gpw_transfer_news(request->route)->done) {
+        gpw_transfer_retire(request->route);
+        request->route = NULL;
+    }
+    return request->route || request->swap.transfer || request->puts_used > 0;
+}
+
+void gpw_request_free(gpw_request_t *request)
+{
+    gpw_token_batch_t *batch = atomic_load(&request->handed);
+    while (batch) {
+        gpw_token_batch_t *next = batch->next;
+        as_mem_free(batch);
+        batch = next;
+    }
+    as_mem_free(request->batch);
+    as_mem_free(request->tokens);
+    as_mem_free(request);
+}
+
+// ---- ADMIT -------------------------------------------------------------------------------------
+
+static bool is_first_in_line(const gpw_request_t *request)
+{
+    for (const gpw_request_t *r = request->engine->first; r != request; r = r->next) {
+        if (r->step == GPW_STEP_ADMIT) {
+            return false;
+        }
+    }
+    return true;
+}
+
+gpw_turn_t gpw_admit_turn(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    if (request->cached || request->budget.reserved_bytes) { // it begins again
+        if (gpw_request_moving(request)) {
+            return GPW_TURN_WAIT;
+        }
+        gpw_request_release(request);
+    }
+    if (!is_first_in_line(request) || engine->sessions == engine->options.sessions_max) {
+        return GPW_TURN_WAIT;
+    }
+    if (!gpw_budget_reserve(&request->budget, gpw_request_bytes_max(request))) {
+        gpw_engine_hurry_lingerers(engine);
+        return GPW_TURN_WAIT;
+    }
+    request->forward = gpw_engine_take_forward(engine, false);
+    AS_ASSERT(request->forward); // there are as many as sessions
+    request->holds_session = true;
+    engine->sessions++;
+    as_status_t status = gpw_request_open_cache(request);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status,
+                                status == AS_ERR_UNSUPPORTED
+                                    ? "the compressor does not fit the shape of this model"
+                                    : "no memory for the request's cache");
+    }
+    if (request->restarts == 0) {
+        request->usage.queue_us = as_loop_now_us(engine->loop) - request->submitted_us;
+    }
+    gpw_engine_freed(engine); // the next in line may try
+    return gpw_request_go(request, GPW_STEP_ROUTE);
+}
+
+// ---- Ends --------------------------------------------------------------------------------------
+
+static void give_up_session(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    if (request->long_forward) {
+        gpw_engine_give_forward(engine, request->long_forward);
+        request->long_forward = NULL;
+    }
+    if (request->forward) {
+        gpw_engine_give_forward(engine, request->forward);
+        request->forward = NULL;
+    }
+    if (request->holds_session) {
+        request->holds_session = false;
+        engine->sessions--;
+    }
+    request->passing = false;
+    request->drafting = false;
+    request->draft_count = 0;
+    request->recompute_to = 0;
+    gpw_swap_end(request);
+    if (request->route && !gpw_transfer_news(request->route)->done) {
+        gpw_transfer_cancel(request->route);
+    }
+    gpw_engine_freed(engine);
+}
+
+gpw_turn_t gpw_request_restart(gpw_request_t *request)
+{
+    AS_INFO("request", "request %llu begins again: no memory for lost blocks",
+            (unsigned long long)request->id);
+    gpw_metric_add(GPW_METRIC_RESTARTS_TOTAL, 1);
+    request->restarts++;
+    request->swap_failures = 0;
+    gpw_publish_cancel(request);
+    give_up_session(request);
+    return gpw_request_go(request, GPW_STEP_ADMIT);
+}
+
+static void account(gpw_request_t *request)
+{
+    const as_shape_t *shape = &request->blocks.shape;
+    if (!request->cached) {
+        return;
+    }
+    uint64_t held = request->blocks.count - request->blocks.stored;
+    request->usage.resident_bytes =
+        held * as_block_bytes(shape) + request->sealed.bytes + request->swap.ring_bytes +
+        (request->compressor ? gpw_tail_bytes(shape, request->horizon.max) : 0);
+    request->usage.full_bytes =
+        (uint64_t)request->blocks.tokens * (as_block_bytes(shape) / shape->block_tokens);
+}
+
+gpw_turn_t gpw_request_finish(gpw_request_t *request, gpw_finish_t finish, as_status_t status,
+                              const char *text)
+{
+    gpw_engine_t *engine = request->engine;
+    AS_ASSERT(!request->finished);
+    uint64_t now_us = as_loop_now_us(engine->loop);
+    account(request);
+    give_up_session(request);
+    if (request->cached) {
+        close_resident(request);
+        if (!request->swap.transfer) {
+            gpw_swap_free_ring(request);
+        }
+        // Nothing is allocated any more.
+        gpw_budget_shrink(&request->budget,
+                          request->budget.reserved_bytes - request->budget.used_bytes);
+    }
+    gpw_reply_flush(request);
+    request->usage.total_us = now_us - request->submitted_us;
+    request->finished = true;
+    request->finish = finish;
+    request->finish_status = status;
+    request->finish_text = text;
+    request->finish_usage = request->usage;
+    request->linger_until_us = now_us + LINGER_PUTS * engine->options.put_deadline_us;
+    if (status != AS_OK) {
+        gpw_publish_cancel(request);
+        gpw_metric_add(GPW_METRIC_REQUESTS_FAILED_TOTAL, finish == GPW_FINISH_ERROR);
+    }
+    gpw_request_go(request, GPW_STEP_PUBLISH);
+    request->runnable = true;
+    gpw_worker_post_io(request->worker, &request->finish_task);
+    return GPW_TURN_AGAIN;
+}
+
+gpw_turn_t gpw_request_fail(gpw_request_t *request, as_status_t status, const char *text)
+{
+    AS_WARN("request", "request %llu step %s: %s: %s", (unsigned long long)request->id,
+            gpw_steps[request->step].name, text, as_status_str(status));
+    return gpw_request_finish(request, GPW_FINISH_ERROR, status, text);
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// A session's sealed segment: the compressed form of the blocks [0, blocks) of its chain, on which
+// it drafts.
+#ifndef GPW_SEALED_H
+#define GPW_SEALED_H
+
+#include "gpuworker/device.h"
+#include "gpuworker/resident/compressor.h"
+
+// Newest tokens that stay exact in the tail before their block is sealed: one group of KIVI.
+#define GPW_RESIDUAL_TOKENS 32u
+
+typedef struct gpw_sealed {
+    const gpw_compressor_t *compressor; // NULL: no segment, everything is exact
+    gpw_segment_t *segment;
+    gpw_budget_t *budget;
+    uint32_t blocks; // sealed in all layers
+    uint64_t bytes;  // counted in the budget
+} gpw_sealed_t;
+
+as_status_t gpw_sealed_open(gpw_sealed_t *sealed, const gpw_compressor_t *compressor,
+                            gpw_budget_t *budget, const gpw_segment_options_t *options) AS_MUST_USE;
+void gpw_sealed_close(gpw_sealed_t *sealed);
+// Memory for the blocks [0, blocks).
+as_status_t gpw_sealed_reserve(gpw_sealed_t *sealed, uint32_t blocks) AS_MUST_USE;
+// How many blocks a cache of `tokens` tokens has sealed.
+uint32_t gpw_sealed_target(const as_shape_t *shape, uint32_t tokens);
+
+#endif

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker: checks requests, hands them to the engine, and hands what comes back to whoever
+// asked.
+//
+// Runs on the io loop. A request is posted to the engine once, may be cancelled once, and comes
+// back as batches of tokens and one finish; then the io loop says goodbye, and the engine frees it.
+// All of this travels in tasks that are part of the request.
+#include "gpuworker/worker.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "gpuworker/worker_internal.h"
+
+#define NUMERICS_F16 KRN_NUMERICS_VERSION "/f16"
+#define NUMERICS_F32 KRN_NUMERICS_VERSION "/f32"
+
+static void post(as_loop_t *loop, as_task_t *task)
+{
+    atomic_thread_fence(memory_order_seq_cst); // see link.c
+    as_loop_post(loop, task);
+}
+
+void gpw_worker_post_io(gpw_worker_t *worker, as_task_t *task)
+{
+    post(worker->options.io_loop, task);
+}
+
+void gpw_worker_request_gone(gpw_worker_t *worker)
+{
+    atomic_fetch_sub(&worker->alive, 1);
+}
+
+// ---- From the engine, on the io loop -----------------------------------------------------------
+
+static void on_tokens(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    atomic_thread_fence(memory_order_seq_cst);
+    gpw_token_batch_t *batch = atomic_exchange(&request->handed, NULL);
+    gpw_token_batch_t *oldest = NULL;
+    while (batch) {
+        gpw_token_batch_t *next = batch->next;
+        batch->next = oldest;
+        oldest = batch;
+        batch = next;
+    }
+    while (oldest) {
+        gpw_token_batch_t *next = oldest->next;
+        request->io_events.on_tokens(request->io_events.ctx, oldest->tokens, oldest->count);
+        as_mem_free(oldest);
+        oldest = next;
+    }
+}
+
+static void on_finish(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    gpw_worker_t *worker = request->worker;
+    on_tokens(request);
+    worker->active[request->io_slot] = NULL;
+    worker->active_count--;
+    request->io_events.on_finish(request->io_events.ctx, request->finish, request->finish_status,
+                                 request->finish_text, &request->finish_usage);
+    post(worker->options.engine_loop, &request->goodbye_task);
+}
+
+// ---- From the io loop, on the engine's
+// -----------------------------------------------------------
+
+static void on_submit(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    request->in_engine = true;
+    gpw_engine_add(request->engine, request);
+}
+
+static void on_cancel(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    if (!request->finished) {
+        gpw_request_finish(request, GPW_FINISH_CANCELLED, AS_ERR_CANCELLED,
+                           "the request was cancelled");
+        gpw_engine_kick(request->engine);
+    }
+}
+
+static void on_goodbye(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    gpw_engine_farewell(request->engine, request);
+}
+
+// ---- Submit ------------------------------------------------------------------------------------
+
+typedef struct refusal {
+    char *text;
+    size_t bytes;
+} refusal_t;
+
+__attribute__((format(printf, 3, 4))) static as_status_t
+refuse(const refusal_t *refusal, as_status_t status, const char *format, ...)
+{
+    if (refusal->bytes > 0) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(refusal->text, refusal->bytes, format, arguments);
+        va_end(arguments);
+    }
+    return status;
+}
+
+static as_status_t check_tokens(const gpw_worker_t *worker, const gpw_request_params_t *p,
+                                const refusal_t *refusal)
+{
+    uint32_t vocab = worker->options.model->vocab;
+    uint32_t context = worker->options.context_max;
+    if (p->token_count == 0 || !p->tokens) {
+        return refuse(refusal, AS_ERR_INVALID, "prompt is empty: give at least one token");
+    }
+    if (p->max_tokens == 0) {
+        return refuse(refusal, AS_ERR_INVALID, "max_tokens must be at least 1");
+    }
+    if (p->token_count >= context || p->max_tokens > context - p->token_count) {
+        return refuse(refusal, AS_ERR_LIMIT,
+                      "prompt of %u tokens and max_tokens %u exceed the context of %u tokens: "
+                      "shorten the prompt or lower max_tokens",
+                      p->token_count, p->max_tokens, context);
+    }
+    for (uint32_t i = 0; i < p->token_count; i++) {
+        if (p->tokens[i] < 0 || (uint32_t)p->tokens[i] >= vocab) {
+            return refuse(refusal, AS_ERR_INVALID,
+                          "prompt token %u is %d: ids are 0 to %u in this model", i, p->tokens[i],
+                          vocab - 1);
+        }
+    }
+    return AS_OK;
+}
+
+static as_status_t check_choices(const gpw_request_params_t *p, const refusal_t *refusal)
+{
+    if (!(p->choose.temperature >= 0.0f) || !isfinite(p->choose.temperature)) {
+        return refuse(refusal, AS_ERR_INVALID, "temperature must be a number from 0 on");
+    }
+    if (!(p->choose.top_p > 0.0f && p->choose.top_p <= 1.0f)) {
+        return refuse(refusal, AS_ERR_INVALID, "top_p must be above 0 and at most 1");
+    }
+    if (p->logprobs > GPW_LOGPROBS_MAX) {
+        return refuse(refusal, AS_ERR_INVALID, "logprobs must be at most %u", GPW_LOGPROBS_MAX);
+    }
+    if (p->horizon_set && p->horizon > GPW_HORIZON_MAX) {
+        return refuse(refusal, AS_ERR_INVALID, "horizon must be at most %u", GPW_HORIZON_MAX);
+    }
+    return AS_OK;
+}
+
+// Whether `name` is known; *compressor_p is NULL for "none".
+static bool find_compressor(const char *name, const gpw_compressor_t **compressor_p)
+{
+    *compressor_p = strcmp(name, "none") == 0 ? NULL : gpw_compressor_find(name);
+    return *compressor_p || strcmp(name, "none") == 0;
+}
+
+static const char *numerics_id(const gpw_model_t *model)
+{
+    return model->output.type == KRN_WEIGHT_F32 ? NUMERICS_F32 : NUMERICS_F16;
+}
+
+static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_request_params_t *p,
+                         const gpw_compressor_t *compressor)
+{
+    const gpw_worker_options_t *o = &worker->options;
+    uint64_t now_us = as_loop_now_us(o->io_loop);
+    as_namespace_t ns = {.model_fingerprint = o->model->fingerprint,
+                         .shape = worker->engine->shape,
+                         .numerics_id = numerics_id(o->model),
+                         .tensor_parallel_size = 1,
+                         .tenant_salt = p->cache_salt};
+    uint32_t horizon = p->horizon_set ? p->horizon : o->horizon;
+    as_namespace_key(&ns, &r->namespace_key);
+    r->worker = worker;
+    r->engine = worker->engine;
+    r->params = *p;
+    r->compressor = horizon > 0 ? compressor : NULL;
+    r->keep_full = !r->compressor;
+    r->verify = p->verify == GPW_VERIFY_FULL;
+    gpw_horizon_init(&r->horizon, horizon, horizon, !p->horizon_set);
+    r->submitted_us = now_us;
+    r->deadline_us = now_us + (p->deadline_us ? p->deadline_us : o->request_deadline_us);
+    r->token_count = r->prompt_count = p->token_count;
+    r->tokens_max = p->token_count + p->max_tokens;
+    r->usage.prompt_tokens = p->token_count;
+    r->submit_task = (as_task_t){.fn = on_submit, .ctx = r};
+    r->cancel_task = (as_task_t){.fn = on_cancel, .ctx = r};
+    r->goodbye_task = (as_task_t){.fn = on_goodbye, .ctx = r};
+    r->tokens_task = (as_task_t){.fn = on_tokens, .ctx = r};
+    r->finish_task = (as_task_t){.fn = on_finish, .ctx = r};
+}
+
+static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t *params,
+                                const refusal_t *refusal, gpw_request_t **request_p)
+{
+    const char *name = params->compressor ? params->compressor : worker->options.compressor;
+    const gpw_compressor_t *compressor;
+    if (!find_compressor(name, &compressor)) {
+        return refuse(refusal, AS_ERR_INVALID,
+                      "compressor \"%s\" is not known: use kivi4, kivi2, streaming or none", name);
+    }
+    gpw_request_t *request = as_mem_zalloc(1, sizeof(*request));
+    if (!request) {
+        return refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
+    }
+    init_request(worker, request, params, compressor);
+    uint64_t bytes = gpw_request_bytes_max(request);
+    if (bytes > worker->options.cache_bytes_max) {
+        as_mem_free(request);
+        return refuse(refusal, AS_ERR_LIMIT,
+                      "prompt and max_tokens may need %llu bytes of cache, the worker has %llu: "
+                      "shorten them, or start the worker with a larger cache",
+                      (unsigned long long)bytes,
+                      (unsigned long long)worker->options.cache_bytes_max);
+    }
+    request->tokens = as_mem_alloc((size_t)request->tokens_max * sizeof(int32_t));
+    if (!request->tokens) {
+        as_mem_free(request);
+        return refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
+    }
+    memcpy(request->tokens, params->tokens, params->token_count * sizeof(int32_t));
+    *request_p = request;
+    return AS_OK;
+}
+
+as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *params,
+                              const gpw_request_events_t *events, char *error, size_t error_bytes,
+                              uint64_t *request_id_p)
+{
+    refusal_t refusal = {error, error_bytes};
+    as_status_t status = check_tokens(worker, params, &refusal);
+    if (status == AS_OK) {
+        status = check_choices(params, &refusal);
+    }
+    if (status != AS_OK) {
+        return status;
+    }
+    if (worker->active_count == worker->active_max) {
+        return refuse(&refusal, AS_ERR_BUSY,
+                      "the worker has %u requests running or waiting, its limit: try again later",
+                      worker->active_count);
+    }
+    gpw_request_t *request = NULL;
+    status = make_request(worker, params, &refusal, &request);
+    if (status != AS_OK) {
+        return status;
+    }
+    uint32_t slot = 0;
+    while (worker->active[slot]) {
+        slot++;
+    }
+    request->id = ++worker->next_id;
+    request->io_events = *events;
+    request->io_slot = slot;
+    worker->active[slot] = request;
+    worker->active_count++;
+    atomic_fetch_add(&worker->alive, 1);
+    gpw_metric_add(GPW_METRIC_REQUESTS_TOTAL, 1);
+    *request_id_p = request->id;
+    post(worker->options.engine_loop, &request->submit_task);
+    return AS_OK;
+}
+
+void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id)
+{
+    for (uint32_t slot = 0; slot < worker->active_max; slot++) {
+        gpw_request_t *request = worker->active[slot];
+        if (request && request->id == request_id) {
+            post(worker->options.engine_loop, &request->cancel_task);
+        }
+    }
+}
+
+// ---- Life --------------------------------------------------------------------------------------
+
+void gpw_worker_options_init(gpw_worker_options_t *options)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    *options = (gpw_worker_options_t){
+        .threads = cores > 0 ? (uint32_t)cores : 1,
+        .block_tokens = AS_BLOCK_TOKENS_DEFAULT,
+        .sessions_max = 4,
+        .queue_max = 32,
+        .compressor = "kivi4",
+        .horizon = 16,
+        .swap_ring_layers = 4,
+        .cache_bytes_max = (uint64_t)2 << 30,
+        .request_deadline_us = 600000000,
+        .route_deadline_us = 1000000,
+        .fetch_deadline_us = 5000000,
+        .put_deadline_us = 5000000,
+        .name = "worker",
+        .http_address = "",
+    };
+}
+
+static void report_load(void *ctx, uint64_t *used_bytes, uint64_t *sessions,
+                        uint64_t *queued_tokens)
+{
+    gpw_worker_t *worker = ctx;
+    *used_bytes = atomic_load(&worker->engine->load_used_bytes);
+    *sessions = atomic_load(&worker->engine->load_sessions);
+    *queued_tokens = atomic_load(&worker->engine->load_queued_tokens);
+}
+
+static as_status_t check_options(gpw_worker_options_t *o)
+{
+    const gpw_model_t *model = o->model;
+    const gpw_compressor_t *compressor;
+    uint32_t limit = model->rope.position_count < model->context_max ? model->rope.position_count
+                                                                     : model->context_max;
+    o->context_max = o->context_max && o->context_max < limit ? o->context_max : limit;
+    o->swap_ring_layers = o->swap_ring_layers < model->layers ? o->swap_ring_layers : model->layers;
+    bool counts = o->threads > 0 && o->sessions_max > 0 && o->sessions_max <= GPW_REQUESTS_MAX &&
+                  o->queue_max <= GPW_REQUESTS_MAX && o->horizon <= GPW_HORIZON_MAX &&
+                  o->swap_ring_layers > 0 && o->block_tokens > 0 &&
+                  o->block_tokens <= AS_BLOCK_TOKENS_MAX && o->context_max > 1;
+    if (!counts || !o->compressor || !find_compressor(o->compressor, &compressor)) {
+        AS_ERROR("worker",
+                 "options out of range: sessions %u queue %u horizon %u ring %u block %u "
+                 "compressor %s",
+                 o->sessions_max, o->queue_max, o->horizon, o->swap_ring_layers, o->block_tokens,
+                 o->compressor ? o->compressor : "");
+        return AS_ERR_CONFIG;
+    }
+    as_shape_t shape = gpw_model_shape(model, o->block_tokens);
+    return as_shape_check(&shape);
+}
+
+static as_status_t join_cluster(gpw_worker_t *worker)
+{
+    const gpw_worker_options_t *o = &worker->options;
+    gpw_cluster_options_t options = {.loop = o->io_loop,
+                                     .scheduler = o->scheduler,
+                                     .client = o->client,
+                                     .name = o->name,
+                                     .http_address = o->http_address,
+                                     .model_fingerprint = o->model->fingerprint,
+                                     .numerics_id = numerics_id(o->model),
+                                     .capacity_bytes = o->cache_bytes_max,
+                                     .incarnation = o->incarnation,
+                                     .load = report_load,
+                                     .ctx = worker};
+    memcpy(options.instance_id, o->instance_id, sizeof(options.instance_id));
+    return gpw_cluster_alloc(&options, &worker->cluster);
+}
+
+as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t **worker_p)
+{
+    gpw_worker_options_t checked = *options;
+    as_status_t status = check_options(&checked);
+    if (status != AS_OK) {
+        return status;
+    }
+    gpw_worker_t *worker = as_mem_zalloc(1, sizeof(*worker));
+    if (!worker) {
+        return AS_ERR_NO_MEMORY;
+    }
+    worker->options = checked;
+    worker->active_max = checked.sessions_max + checked.queue_max;
+    worker->active = as_mem_zalloc(worker->active_max, sizeof(*worker->active));
+    status = worker->active ? AS_OK : AS_ERR_NO_MEMORY;
+    if (status == AS_OK && checked.scheduler) {
+        status = join_cluster(worker);
+    }
+    if (status == AS_OK) {
+        status = gpw_link_alloc(checked.engine_loop, checked.io_loop, checked.client,
+                                worker->cluster, &worker->link);
+    }
+    if (status == AS_OK) {
+        status = gpw_engine_alloc(&checked, worker->link, &worker->engine);
+    }
+    if (status != AS_OK) {
+        gpw_worker_free(worker);
+        return status;
+    }
+    *worker_p = worker;
+    return AS_OK;
+}
+
+// Requests that the engine never saw, and the last words of all.
+static void end_requests(gpw_worker_t *worker)
+{
+    gpw_usage_t nothing = {0};
+    for (uint32_t slot = 0; worker->active && slot < worker->active_max; slot++) {
+        gpw_request_t *r = worker->active[slot];
+        if (!r) {
+            continue;
+        }
+        on_tokens(r);
+        r->io_events.on_finish(r->io_events.ctx, r->finished ? r->finish : GPW_FINISH_CANCELLED,
+                               r->finished ? r->finish_status : AS_ERR_CANCELLED,
+                               r->finished ? r->finish_text : "the worker is shutting down",
+                               r->finished ? &r->finish_usage : &nothing);
+        if (!r->in_engine) {
+            gpw_request_free(r);
+        }
+    }
+}
+
+void gpw_worker_free(gpw_worker_t *worker)
+{
+    if (!worker) {
+        return;
+    }
+    end_requests(worker);
+    gpw_engine_free(worker->engine);
+    gpw_link_free(worker->link);
+    gpw_cluster_free(worker->cluster);
+    as_mem_free(worker->active);
+    as_mem_free(worker);
+}
+
+const char *const *gpw_worker_compressors(void)
+{
+    static const char *const names[] = {"kivi4", "kivi2", "streaming", "none", NULL};
+    return names;
+}
+
+const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker)
+{
+    return worker->options.model;
+}
+
+bool gpw_worker_idle(const gpw_worker_t *worker)
+{
+    return atomic_load(&worker->alive) == 0;
+}
