@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Put, locate and fetch between a real client and a real store, over UCX (shared memory here) and
+// over the simulated network without faults.
+#include "tests/unit/client/world.h"
+
+static world_t world;
+static bool over_sim;
+
+static void begin(const world_options_t *options)
+{
+    world_open(&world, options);
+}
+
+static void begin_plain(void)
+{
+    world_options_t options = world_defaults(over_sim);
+    begin(&options);
+}
+
+static int end(void **state)
+{
+    (void)state;
+    world_close(&world);
+    return 0;
+}
+
+static void a_chain_that_was_put_is_fetched_whole_and_right(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 40);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 40});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 40);
+    assert_int_equal(result.layers, world.shape.layers);
+    world_pass(&world, 200000);
+    assert_nothing_is_held(&world);
+}
+
+static void a_fetch_ends_at_the_first_block_that_is_not_stored(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 5);
+    assert_int_equal(put_block(&world, 6), AS_OK); // a hole at 5
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 20});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 5);
+}
+
+static void a_fetch_of_nothing_stored_says_not_found(void **state)
+{
+    (void)state;
+    begin_plain();
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 3});
+    assert_int_equal(result.status, AS_ERR_NOT_FOUND);
+    assert_true(result.located);
+    assert_int_equal(result.block_count, 0);
+}
+
+static void a_ring_of_two_slots_brings_every_layer(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 10);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 10, .slots = 2});
+    assert_int_equal(result.status, AS_OK);
+}
+
+static void a_slot_is_not_overwritten_before_it_is_released(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 3);
+    fetch_result_t result;
+    assert_int_equal(
+        fetch_begin(&world, (fetch_ask_t){.count = 3, .slots = 2, .hold = true}, &result), AS_OK);
+    world_pass(&world, 300000);
+    assert_int_equal(result.layers, 2);
+    for (uint32_t block = 0; block < 3; block++) {
+        assert_true(extent_is_right(&result, block, 0) && extent_is_right(&result, block, 1));
+    }
+    assay_fetch_release(result.fetch, 1);
+    world_pass(&world, 50000);
+    assert_int_equal(result.layers, 2); // layer 2 needs the slot of layer 0
+    result.hold = false;
+    assay_fetch_release(result.fetch, 0);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.wrong, 0);
+    fetch_free(&result);
+}
+
+static void a_second_put_of_a_key_says_exists(void **state)
+{
+    (void)state;
+    begin_plain();
+    assert_int_equal(put_block(&world, 0), AS_OK);
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+}
+
+static void of_two_writers_of_one_key_one_writes(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_result_t a, b;
+    assay_put_t *put;
+    assert_int_equal(put_start(&world, 0, 5000000, &a, &put), AS_OK);
+    assert_int_equal(put_start(&world, 0, 5000000, &b, &put), AS_OK);
+    assert_true(world_run(&world, &a.done) && world_run(&world, &b.done));
+    assert_int_equal((a.status == AS_OK) + (b.status == AS_OK), 1);
+    assert_int_equal((a.status == AS_ERR_EXISTS) + (b.status == AS_ERR_EXISTS), 1);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1}).status, AS_OK);
+}
+
+static void a_chain_is_striped_over_stores_and_fetched_from_all(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 3;
+    begin(&options);
+    put_chain(&world, 64);
+    uint32_t used = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        kvs_stat_t stat;
+        kvs_store_stat(world.stores[i], &stat);
+        used += stat.blocks > 0;
+    }
+    assert_true(used >= 2); // 4 runs on 3 stores
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 64});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 64);
+}
+
+static void a_fetch_from_the_middle_of_a_run_asks_every_store(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 3;
+    begin(&options);
+    put_chain(&world, 64);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.first = 21, .count = 40});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 40);
+    world_pass(&world, 200000);
+    assert_nothing_is_held(&world);
+}
+
+static void named_nodes_are_asked(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 2;
+    begin(&options);
+    put_result_t result;
+    assay_put_t *put;
+    assert_int_equal(put_start(&world, 0, 5000000, &result, &put), AS_OK);
+    assert_true(world_run(&world, &result.done));
+    uint64_t right = result.node_id, wrong = 0;
+    for (uint32_t i = 0; i < 2; i++) {
+        wrong = kvs_store_node_id(world.stores[i]) != right ? kvs_store_node_id(world.stores[i])
+                                                            : wrong;
+    }
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1, .node_ids = &right}).status,
+                     AS_OK);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1, .node_ids = &wrong}).status,
+                     AS_ERR_NOT_FOUND);
+}
+
+static void a_cancelled_fetch_ends_once_and_holds_nothing(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 40);
+    fetch_result_t result;
+    assert_int_equal(
+        fetch_begin(&world, (fetch_ask_t){.count = 40, .hold = true, .slots = 1}, &result), AS_OK);
+    assert_true(world_run(&world, &result.located));
+    assay_fetch_cancel(result.fetch);
+    assay_fetch_cancel(result.fetch);
+    assert_false(result.done); // never from inside
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_ERR_CANCELLED);
+    fetch_free(&result);
+    world_pass(&world, 200000);
+    assert_nothing_is_held(&world);
+}
+
+static void freeing_the_client_ends_what_is_under_way(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_chain(&world, 10);
+    fetch_result_t fetch;
+    put_result_t put;
+    assay_put_t *handle;
+    assert_int_equal(
+        fetch_begin(&world, (fetch_ask_t){.count = 10, .slots = 1, .hold = true}, &fetch), AS_OK);
+    assert_true(world_run(&world, &fetch.located));
+    assert_int_equal(put_start(&world, 20, 5000000, &put, &handle), AS_OK);
+    assay_client_free(world.client);
+    world.client = NULL;
+    assert_true(fetch.done && put.done);
+    assert_int_equal(fetch.status, AS_ERR_CANCELLED);
+    assert_int_equal(put.status, AS_ERR_CANCELLED);
+    fetch_free(&fetch);
+    world_pass(&world, 200000);
+    assert_nothing_is_held(&world);
+}
+
+static void wrong_arguments_are_refused(void **state)
+{
+    (void)state;
+    begin_plain();
+    fetch_result_t result = {.world = &world, .count = 1, .slots = 1};
+    uint8_t buffer[4096];
+    assay_fetch_args_t args = {.shape = world.shape,
+                               .keys = world.keys,
+                               .block_count = 1,
+                               .deadline_us = 1000,
+                               .buffer = buffer,
+                               .layer_stride = as_extent_bytes(&world.shape),
+                               .layer_slots = 1,
+                               .on_located = on_fetch_located,
+                               .on_layer = on_fetch_layer,
+                               .on_done = on_fetch_done,
+                               .ctx = &result};
+    assay_fetch_t *fetch;
+    args.layer_slots = world.shape.layers + 1;
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+    args.layer_slots = 2;
+    args.layer_stride = 1; // slots would overlap
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+    args.block_count = AS_CHAIN_BLOCKS_MAX + 1;
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_LIMIT);
+    args.block_count = 0;
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_chain_that_was_put_is_fetched_whole_and_right),
+        TEST(a_fetch_ends_at_the_first_block_that_is_not_stored),
+        TEST(a_fetch_of_nothing_stored_says_not_found),
+        TEST(a_ring_of_two_slots_brings_every_layer),
+        TEST(a_slot_is_not_overwritten_before_it_is_released),
+        TEST(a_second_put_of_a_key_says_exists),
+        TEST(of_two_writers_of_one_key_one_writes),
+        TEST(a_chain_is_striped_over_stores_and_fetched_from_all),
+        TEST(a_fetch_from_the_middle_of_a_run_asks_every_store),
+        TEST(named_nodes_are_asked),
+        TEST(a_cancelled_fetch_ends_once_and_holds_nothing),
+        TEST(freeing_the_client_ends_what_is_under_way),
+        TEST(wrong_arguments_are_refused),
+    };
+    int failed = 0;
+    over_sim = true;
+    failed += cmocka_run_group_tests_name("over the simulated network", tests, NULL, NULL);
+    over_sim = false;
+    failed += cmocka_run_group_tests_name("over UCX", tests, NULL, NULL);
+    return failed;
+}
