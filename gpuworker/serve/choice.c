@@ -154,8 +154,10 @@ static void release_entries(gpw_choice_t *choice)
         count++;
     }
     choice->entry_count -= count;
-    memmove(choice->entries, choice->entries + count,
-            choice->entry_count * sizeof(*choice->entries));
+    if (count > 0) {
+        memmove(choice->entries, choice->entries + count,
+                choice->entry_count * sizeof(*choice->entries));
+    }
 }
 
 // ---- Tokens

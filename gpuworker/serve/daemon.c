@@ -21,6 +21,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "gpuworker/serve/serve.h"
+#include "gpuworker/serve/text.h"
 #include "proto/scheduler.pb-c.h"
 
 #define COMPONENT       "gpuworker"
@@ -32,6 +33,7 @@
 typedef struct daemon {
     const gpw_daemon_config_t *config;
     gpw_model_t *model;
+    char model_name[128];
     as_loop_t *io, *engine;
     assay_client_t *client;
     as_rpc_client_t *scheduler;
@@ -134,19 +136,34 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     return gpw_worker_alloc(&options, &daemon->worker);
 }
 
-static const char *model_name(const daemon_t *daemon)
+// The name in the API: as given, or the file's without folder and ".gguf" (what the file calls
+// itself is often the name of a training run).
+static void name_model(daemon_t *daemon)
 {
-    const char *given = daemon->config->model_name;
-    return given && given[0] ? given : daemon->model->name;
+    const char *given = daemon->config->model_name, *path = daemon->config->model;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t length = strlen(name);
+    if (given && given[0]) {
+        snprintf(daemon->model_name, sizeof(daemon->model_name), "%s", given);
+        return;
+    }
+    if (length > 5 && strcmp(name + length - 5, ".gguf") == 0) {
+        length -= 5;
+    }
+    snprintf(daemon->model_name, sizeof(daemon->model_name), "%.*s", (int)length, name);
+    if (!gpw_utf8_valid(daemon->model_name, strlen(daemon->model_name))) {
+        snprintf(daemon->model_name, sizeof(daemon->model_name), "model");
+    }
 }
 
 static as_status_t make_face(daemon_t *daemon)
 {
+    name_model(daemon);
     const gpw_serve_options_t options = {
         .loop = daemon->io,
         .model = daemon->model,
         .address = daemon->config->listen,
-        .model_name = model_name(daemon),
+        .model_name = daemon->model_name,
         .context_max = daemon->model->context_max,
         .connections_max = (uint32_t)daemon->config->connections,
     };
@@ -168,7 +185,7 @@ static as_status_t make_face(daemon_t *daemon)
 static void print_ready(const daemon_t *daemon)
 {
     json_t *line = json_pack("{s:s, s:s, s:s, s:s, s:I}", "ready", "assay-gpuworker", "http",
-                             gpw_serve_address(daemon->serve), "model", model_name(daemon), "name",
+                             gpw_serve_address(daemon->serve), "model", daemon->model_name, "name",
                              daemon->config->name, "pid", (json_int_t)getpid());
     char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     if (text) {

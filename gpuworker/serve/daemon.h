@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct gpw_daemon_config {
-    const char *model, *model_name; // file; name in the API (NULL: the file's own)
+    const char *model, *model_name; // file; name in the API (NULL: the file's)
     const char *listen, *scheduler; // "host:port"; no scheduler: NULL or empty
     const char *name;               // of this worker, for people
     const char *compressor;

@@ -20,7 +20,7 @@ static const as_option_t table[] = {
     {.name = "model", .type = AS_OPTION_STRING, .value = &config.model, .metavar = "FILE",
      .help = "GGUF file of the model", .required = true},
     {.name = "model-name", .type = AS_OPTION_STRING, .value = &config.model_name, .metavar = "NAME",
-     .help = "name of the model in the API (default: the file's own)"},
+     .help = "name of the model in the API (default: the file's, without .gguf)"},
     {.name = "listen", .type = AS_OPTION_STRING, .value = &config.listen,
      .fallback = "127.0.0.1:8000", .metavar = "HOST:PORT",
      .help = "address of the API; port 0 picks one"},
