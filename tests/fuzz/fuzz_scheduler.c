@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as messages to the scheduler, one after the other, with time passing between them.
 //
-// Input: records of a method (1 byte), a length (2 bytes, little-endian) and that many bytes of
-// packed message. Method 5 lets up to 65 s pass instead. So that runs get past the first checks,
-// ids and incarnations of node messages are folded into a few. After each message the route of a
-// fixed chain must still be well formed.
+// Input: records that begin with a method byte. Its high bit set: a length (2 bytes, little-endian)
+// and that many bytes of a packed protobuf message, taken as they are. Else a few fields in short
+// form, so that runs get past the first checks: ids, incarnations, sequence numbers and keys are
+// from small ranges and meet, and four nodes have joined at the start. Method 4 lets up to 65 s
+// pass. After each message the route of a fixed chain must be well formed.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 #include "common/rpc_message.h"
 #include "scheduler/scheduler.h"
 
-#define METHOD_TIME 5
+#define METHOD_TIME 4
 #define NODES       4
 
 typedef struct answer {
@@ -47,34 +48,6 @@ static void on_reply(const ProtobufCMessage *reply, void *ctx)
     AS_ASSERT(protobuf_c_message_check(reply));
     if (reply->descriptor == &assay__route_reply__descriptor) {
         check_route((const Assay__RouteReply *)reply);
-    }
-}
-
-// Field numbers of the node messages differ; what matters is that ids meet.
-static void fold(ProtobufCMessage *message)
-{
-    if (message->descriptor == &assay__heartbeat_request__descriptor) {
-        Assay__HeartbeatRequest *request = (Assay__HeartbeatRequest *)message;
-        request->node_id = 1 + request->node_id % NODES;
-        request->incarnation = 1 + request->incarnation % 2;
-    } else if (message->descriptor == &assay__events_request__descriptor) {
-        Assay__EventsRequest *request = (Assay__EventsRequest *)message;
-        request->node_id = 1 + request->node_id % NODES;
-        request->incarnation = 1 + request->incarnation % 2;
-        if (request->keys.len / 32 < request->ops.len) {
-            request->ops.len = request->keys.len / 32;
-        }
-        request->keys.len = request->ops.len * 32;
-        for (size_t i = 0; i < request->ops.len; i++) {
-            memset(request->keys.data + i * 32 + 1, 0, 31); // 256 keys, so that events meet too
-        }
-    } else if (message->descriptor == &assay__join_request__descriptor) {
-        Assay__JoinRequest *request = (Assay__JoinRequest *)message;
-        if (request->instance_id.len == SCH_INSTANCE_BYTES) {
-            uint64_t id[2] = {1 + request->instance_id.data[0] % NODES, 0};
-            memcpy(request->instance_id.data, id, sizeof(id));
-        }
-        request->incarnation = 1 + request->incarnation % 2;
     }
 }
 
@@ -119,38 +92,132 @@ static void route_ask(sch_scheduler_t *scheduler)
     call(scheduler, 3, &request.base);
 }
 
+typedef struct input {
+    const uint8_t *data;
+    size_t size;
+} input_t;
+
+static uint8_t take(input_t *input)
+{
+    if (input->size == 0) {
+        return 0;
+    }
+    input->size--;
+    return *input->data++;
+}
+
+static void short_join(sch_scheduler_t *scheduler, input_t *input)
+{
+    uint8_t instance[SCH_INSTANCE_BYTES] = {0};
+    Assay__JoinRequest request = ASSAY__JOIN_REQUEST__INIT;
+    uint8_t who = take(input);
+    instance[0] = (uint8_t)(1 + who % NODES);
+    instance[15] = who >> 7;
+    request.role = (Assay__Role)(who / NODES % 4);
+    request.instance_id.data = instance;
+    request.instance_id.len = sizeof(instance);
+    request.incarnation = take(input) % 4;
+    request.data_address = take(input) % 2 ? "a:1" : "b:2";
+    call(scheduler, 0, &request.base);
+}
+
+static void short_heartbeat(sch_scheduler_t *scheduler, input_t *input)
+{
+    Assay__NodeLoad load = ASSAY__NODE_LOAD__INIT;
+    Assay__HeartbeatRequest request = ASSAY__HEARTBEAT_REQUEST__INIT;
+    request.node_id = 1 + take(input) % NODES;
+    request.incarnation = take(input) % 4;
+    request.events_next_sequence = take(input);
+    load.queued_tokens = load.queued_bytes = take(input);
+    request.load = &load;
+    call(scheduler, 1, &request.base);
+}
+
+static void short_events(sch_scheduler_t *scheduler, input_t *input)
+{
+    static as_key_t keys[256];
+    static uint8_t ops[256];
+    Assay__EventsRequest request = ASSAY__EVENTS_REQUEST__INIT;
+    request.node_id = 1 + take(input) % NODES;
+    request.incarnation = take(input) % 4;
+    request.first_sequence = take(input);
+    uint8_t marks = take(input);
+    request.listing_begin = marks & 1;
+    request.listing_end = marks >> 1 & 1;
+    size_t count = 0;
+    for (size_t count_max = marks >> 2; count < count_max && input->size > 0; count++) {
+        memset(&keys[count], 0, sizeof(keys[count]));
+        keys[count].bytes[0] = take(input);
+        ops[count] = (uint8_t)(1 + take(input) % 4);
+    }
+    request.keys.data = keys[0].bytes;
+    request.keys.len = count * sizeof(as_key_t);
+    request.ops.data = ops;
+    request.ops.len = count;
+    call(scheduler, 2, &request.base);
+}
+
+static void packed_message(sch_scheduler_t *scheduler, unsigned method, input_t *input)
+{
+    const ProtobufCServiceDescriptor *service = sch_scheduler_service(scheduler)->descriptor;
+    size_t bytes = take(input);
+    bytes |= (size_t)take(input) << 8;
+    bytes = bytes < input->size ? bytes : input->size;
+    ProtobufCMessage *request;
+    if (as_rpc_message_unpack(service->methods[method].input, input->data, bytes, &request) ==
+        AS_OK) {
+        call(scheduler, method, request);
+        as_rpc_message_free(request);
+    }
+    input->data += bytes;
+    input->size -= bytes;
+}
+
+static void record(as_loop_t *loop, sch_scheduler_t *scheduler, input_t *input)
+{
+    uint8_t what = take(input);
+    if (what & 0x80) {
+        packed_message(scheduler, what % 5, input);
+        return;
+    }
+    switch (what % (METHOD_TIME + 1)) {
+    case 0:
+        short_join(scheduler, input);
+        break;
+    case 1:
+        short_heartbeat(scheduler, input);
+        break;
+    case METHOD_TIME: {
+        uint64_t low = take(input);
+        pass_time(loop, (low | (uint64_t)take(input) << 8) * 1000 + 1);
+        break;
+    }
+    default:
+        short_events(scheduler, input);
+    }
+    route_ask(scheduler);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static as_loop_t *loop;
+    as_loop_t *loop;
     sch_scheduler_t *scheduler;
     sch_options_t options = sch_options_default;
     options.directory_bytes = 64u << 10;
     as_log_set_level(AS_LOG_ERROR);
-    if ((!loop && as_loop_alloc_sim(&loop) != AS_OK) ||
-        sch_scheduler_alloc(loop, &options, &scheduler) != AS_OK) {
+    if (as_loop_alloc_sim(&loop) != AS_OK) {
         return 0;
     }
-    const ProtobufCServiceDescriptor *service = sch_scheduler_service(scheduler)->descriptor;
-    while (size >= 3) {
-        unsigned method = data[0] % (METHOD_TIME + 1);
-        size_t bytes = data[1] | (size_t)data[2] << 8;
-        data += 3;
-        size -= 3;
-        if (method == METHOD_TIME) {
-            pass_time(loop, bytes * 1000 + 1);
-            continue;
+    if (sch_scheduler_alloc(loop, &options, &scheduler) == AS_OK) {
+        for (uint8_t node = 0; node < NODES; node++) {
+            const uint8_t join[3] = {(uint8_t)(node + NODES * (1 + node / 3)), 1, node};
+            short_join(scheduler, &(input_t){join, sizeof(join)}); // three stores and a worker
         }
-        bytes = bytes < size ? bytes : size;
-        ProtobufCMessage *request;
-        if (as_rpc_message_unpack(service->methods[method].input, data, bytes, &request) == AS_OK) {
-            fold(request);
-            call(scheduler, method, request);
-            as_rpc_message_free(request);
-            route_ask(scheduler);
+        for (input_t input = {data, size}; input.size > 0;) {
+            record(loop, scheduler, &input);
         }
-        data += bytes;
-        size -= bytes;
+        sch_scheduler_free(scheduler);
     }
-    sch_scheduler_free(scheduler);
+    as_loop_free(loop);
     return 0;
 }
