@@ -88,7 +88,8 @@ bool rpc_address_valid(const char *address)
         return false;
     }
     size_t digits = strspn(colon + 1, "0123456789");
-    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' && atoi(colon + 1) <= 65535;
+    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' &&
+           strtoul(colon + 1, NULL, 10) <= 65535;
 }
 
 static as_status_t file_read(const char *path, char **text_p)
