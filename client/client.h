@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The client of the store nodes, on a loop: locate, fetch in layer order, put. The worker and the simulation use it
-// directly; assay.h wraps it with a thread of its own.
+// The client of the store nodes, on a loop: locate, fetch in layer order, put. The worker and the
+// simulation use it directly; assay.h wraps it with a thread of its own.
 //
-// All calls and callbacks are on the loop's thread. A fetch or put never hangs: it ends by its deadline. A fetch never
-// hands out bytes that are not checked. Asynchronous contract: see common/loop.h.
+// All calls and callbacks are on the loop's thread. A fetch or put never hangs: it ends by its
+// deadline. A fetch never hands out bytes that are not checked. Asynchronous contract: see
+// common/loop.h.
 #ifndef ASSAY_CLIENT_H
 #define ASSAY_CLIENT_H
 
@@ -11,7 +12,7 @@
 #include "common/block.h"
 #include "common/net.h"
 
-#define ASSAY_STORES_MAX 64u
+#define ASSAY_STORES_MAX        64u
 #define ASSAY_ADDRESS_BYTES_MAX 64u
 
 typedef struct assay_client assay_client_t;
@@ -27,67 +28,76 @@ typedef struct assay_store {
 typedef struct assay_client_options {
     as_loop_t *loop;
     // Makes the net on which the client connects: real or simulated.
-    as_status_t (*net_alloc)(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers, as_net_t **net_p);
+    as_status_t (*net_alloc)(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
+                             as_net_t **net_p);
     void *net_ctx;
-    bool verify_checksums;       // default of callers: true
-    uint32_t puts_max;           // puts in flight; more are AS_ERR_BUSY
+    bool verify_checksums; // default of callers: true
+    uint32_t puts_max;     // puts in flight; more are AS_ERR_BUSY
     uint32_t fetches_max;
-    uint32_t reads_in_flight_max; // extents (or runs of extents) asked for and not yet here, per connection
-    uint64_t connect_timeout_us; // of connecting, and of each LOCATE
-    uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
-    uint64_t retry_after_us;     // a store that failed is not tried again for this long
+    uint32_t reads_in_flight_max; // extents (or runs of extents) asked for and not yet here, per
+                                  // connection
+    uint64_t connect_timeout_us;  // of connecting, and of each LOCATE
+    uint64_t stall_timeout_us; // a store that owes bytes and sends none for this long is given up
+    uint64_t retry_after_us;   // a store that failed is not tried again for this long
 } assay_client_options_t;
 
 // Fills the defaults (everything but loop and net).
 void assay_client_options_init(assay_client_options_t *options);
-as_status_t assay_client_alloc(const assay_client_options_t *options, assay_client_t **client_p) AS_MUST_USE;
+as_status_t assay_client_alloc(const assay_client_options_t *options,
+                               assay_client_t **client_p) AS_MUST_USE;
 // Fetches and puts in flight complete with AS_ERR_CANCELLED before it returns.
 void assay_client_free(assay_client_t *client);
-// The live store nodes, as the scheduler's heartbeat answers tell. Replaces the set; transfers in flight go on.
+// The live store nodes, as the scheduler's heartbeat answers tell. Replaces the set; transfers in
+// flight go on.
 void assay_client_set_stores(assay_client_t *client, const assay_store_t *stores, uint32_t count);
 uint32_t assay_client_store_count(const assay_client_t *client);
 
-// Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when there are no stores.
+// Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when
+// there are no stores.
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key);
 
 typedef struct assay_fetch_args {
     as_shape_t shape;
-    const as_key_t *keys;       // blocks of one chain, ascending; copied
-    const uint64_t *node_ids;   // who holds each block (from Route), 0 = by placement of its run; NULL = all 0; copied
-    uint32_t first_block;       // index in its chain of keys[0]: runs are aligned to the chain
+    const as_key_t *keys;     // blocks of one chain, ascending; copied
+    const uint64_t *node_ids; // who holds each block (from Route), 0 = by placement of its run;
+                              // NULL = all 0; copied
+    uint32_t first_block;     // index in its chain of keys[0]: runs are aligned to the chain
     uint32_t block_count;
-    uint64_t deadline_us;       // from now
-    // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch) goes to
-    // buffer + (layer % layer_slots) * layer_stride + b * as_extent_bytes(&shape). A slot is reused only after
-    // assay_fetch_release(layer). layer_slots == layers brings everything.
-    // block_stride other than 0 replaces as_extent_bytes; with layer_stride as_extent_bytes it gives whole blocks, one
-    // after the other.
+    uint64_t deadline_us; // from now
+    // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch)
+    // goes to buffer + (layer % layer_slots) * layer_stride + b * as_extent_bytes(&shape). A slot
+    // is reused only after assay_fetch_release(layer). layer_slots == layers brings everything.
+    // block_stride other than 0 replaces as_extent_bytes; with layer_stride as_extent_bytes it
+    // gives whole blocks, one after the other.
     void *buffer;
     size_t layer_stride;
     size_t block_stride;
     uint32_t layer_slots;
-    // How many blocks, from the first without a hole, are there and leased. Called once, before any layer. Only these
-    // are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND).
+    // How many blocks, from the first without a hole, are there and leased. Called once, before any
+    // layer. Only these are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND).
     void (*on_located)(void *ctx, uint32_t block_count);
     // Every located extent of this layer has arrived and was checked. Ascending.
     void (*on_layer)(void *ctx, uint32_t layer);
-    // AS_OK after the last layer. Else hole_block is the first block that could not be had (0 when no block could):
-    // layers already delivered stay right for the blocks before it and after it alike. After a hole no layer is handed
-    // out any more; where every layer has a slot of its own, the fetch goes on with the blocks before the hole, and at
-    // on_done all their extents are in the buffer, checked. Bytes that failed their check may lie beyond.
+    // AS_OK after the last layer. Else hole_block is the first block that could not be had (0 when
+    // no block could): layers already delivered stay right for the blocks before it and after it
+    // alike. After a hole no layer is handed out any more; where every layer has a slot of its own,
+    // the fetch goes on with the blocks before the hole, and at on_done all their extents are in
+    // the buffer, checked. Bytes that failed their check may lie beyond.
     void (*on_done)(void *ctx, as_status_t status, uint32_t hole_block);
     void *ctx;
 } assay_fetch_args_t;
 
-as_status_t assay_fetch_start(assay_client_t *client, const assay_fetch_args_t *args, assay_fetch_t **fetch_p) AS_MUST_USE;
+as_status_t assay_fetch_start(assay_client_t *client, const assay_fetch_args_t *args,
+                              assay_fetch_t **fetch_p) AS_MUST_USE;
 // The caller has read layer; its slot may be overwritten.
 void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer);
-// on_done with AS_ERR_CANCELLED comes from the loop, once no more bytes will be written into the buffer. The fetch
-// pointer is dead after on_done.
+// on_done with AS_ERR_CANCELLED comes from the loop, once no more bytes will be written into the
+// buffer. The fetch pointer is dead after on_done.
 void assay_fetch_cancel(assay_fetch_t *fetch);
-// Only locates, with a short lease: args needs no buffer, no layers and no on_layer. on_located says how many blocks
-// from the first are stored; on_done follows with AS_OK.
-as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args, assay_fetch_t **fetch_p) AS_MUST_USE;
+// Only locates, with a short lease: args needs no buffer, no layers and no on_layer. on_located
+// says how many blocks from the first are stored; on_done follows with AS_OK.
+as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args,
+                         assay_fetch_t **fetch_p) AS_MUST_USE;
 uint64_t assay_fetch_bytes(const assay_fetch_t *fetch); // arrived so far
 
 typedef struct assay_put_args {
@@ -103,7 +113,8 @@ typedef struct assay_put_args {
 } assay_put_args_t;
 
 // AS_ERR_BUSY when puts_max are in flight; AS_ERR_UNREACHABLE when there is no store.
-as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args, assay_put_t **put_p) AS_MUST_USE;
+as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args,
+                            assay_put_t **put_p) AS_MUST_USE;
 void assay_put_cancel(assay_put_t *put);
 
 #endif

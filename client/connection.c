@@ -5,8 +5,7 @@
 //   IDLE -> CONNECTING -> READY -> DOWN -> IDLE
 //
 //   CONNECTING  the network connects and HELLO is under way; calls wait.
-//   DOWN        it failed; until retry_after_us has passed, calls are refused at once instead of
-//   waiting again.
+//   DOWN        it failed; until retry_after_us has passed, calls are refused at once.
 //
 // `epoch` counts the connections of a link: leases, remote keys and reads belong to one of them.
 //

@@ -4,15 +4,14 @@
 //
 //   LOCATING -> READING -> ENDING -> ENDED
 //
-//   LOCATING  every store is asked (locate.c); ends when all have answered or the time for it is
-//   over. READING   extents arrive (read.c). A layer is handed out when all its extents are here
-//   and every layer before it
-//             has been. An extent that cannot be had makes its block a hole: the limit sinks to
-//             that block.
+//   LOCATING  every store is asked (locate.c); ends when all have answered or their time is over.
+//   READING   extents arrive (read.c). A layer is handed out when all its extents are here and
+//             every layer before it has been. An extent that cannot be had makes its block a hole:
+//             the limit sinks to that block.
 //   ENDING    what on_done will say is decided; bytes may still arrive in the buffer, so on_done
-//   waits for those. ENDED     on_done was called; waits for callbacks of the network that refer to
-//   the fetch but to no memory of the
-//             caller.
+//             waits for those.
+//   ENDED     on_done was called; waits for callbacks of the network that refer to the fetch but
+//             to no memory of the caller.
 //
 // on_done comes once, and by the deadline: reads that are only asked for are forgotten, and a store
 // whose bytes are on their way and do not come loses its connection, which ends them. Callbacks

@@ -3,13 +3,11 @@
 //
 //   RESERVING -> WRITING -> ENDING
 //
-//   RESERVING  the store makes room, or says that it has the block already: then nothing more is
-//   sent. WRITING    the block goes out; its checksums are computed meanwhile and go after it; the
-//   store compares them and
-//              makes the block visible.
-//   ENDING     what on_done will say is decided; it waits until the network lets go of the caller's
-//   block. Past the
-//              deadline the connection is closed, which makes it let go.
+//   RESERVING  the store makes room, or says that it has the block already: then nothing is sent.
+//   WRITING    the block goes out; its checksums are computed meanwhile and go after it; the store
+//              compares them and makes the block visible.
+//   ENDING     what on_done will say is decided; it waits until the network lets go of the
+//              caller's block. Past the deadline the connection is closed, which makes it let go.
 #include <string.h>
 
 #include "client/internal.h"

@@ -3,19 +3,21 @@
 //
 // Life of a block. An entry of the index is in one state, and only index.c moves it:
 //
-//              kvs_index_reserve           kvs_index_fill            kvs_index_seal
-//     ABSENT ────────────────────> RESERVED ─────────────> FILLING ────────────────> SEALED
-//        ^                             │                      │                         │
-//        │                             │   kvs_index_doom     │                         │
-//        kvs_index_doom │                             └──────────┬───────────┘ │ (evict, drop) │
-//        last unpin or unlease         v                                     │
-//        └───────────────────────────────────── DYING <─────────────────────────────────┘
+//           kvs_index_reserve       kvs_index_fill        kvs_index_seal
+//   ABSENT -------------------> RESERVED ---------> FILLING ----------> SEALED
+//      ^                           |                   |                  |
+//      |                           |  kvs_index_doom   |                  | kvs_index_doom
+//      |                           +---------+---------+                  | (evict, drop)
+//      |   last unpin or unlease             v                            |
+//      +---------------------------------- DYING <------------------------+
 //
 //   RESERVED  its memory is allocated and its key is taken, but nobody can find it. Held by one
-//   writer's ticket. FILLING   the network writes its bytes: the only state in which bytes change.
-//   Held by the same ticket. SEALED    whole and checked. Found by LOCATE; its bytes never change
-//   again. DYING     unknown to the index, so that its key is free for another; its memory waits
-//   for the last pin or lease.
+//             writer's ticket.
+//   FILLING   the network writes its bytes: the only state in which bytes change. Held by the same
+//             ticket.
+//   SEALED    whole and checked. Found by LOCATE; its bytes never change again.
+//   DYING     unknown to the index, so that its key is free for another; its memory waits for the
+//             last pin or lease.
 //
 // A pin (a count) or a lease (a count with a deadline, kept in lease.c) is needed to touch bytes:
 // the network pins what it sends or receives, a remote reader holds a lease. DYING waits for both
@@ -98,8 +100,8 @@ uint64_t kvs_store_drop_all(kvs_store_t *store);
 ProtobufCService *kvs_admin_service(kvs_store_t *store);
 
 // Tells the scheduler about the store (report.c): joins, with retries and backoff, sends heartbeats
-// and block events. The store serves whether or not a scheduler answers. Free before the store and
-// before the client.
+// and block events. The store serves whether or not a scheduler answers. Free the rpc client first
+// (which ends the calls), then this, then the store.
 typedef struct kvs_report_options {
     kvs_store_t *store;
     as_rpc_client_t *scheduler;             // of the service Scheduler

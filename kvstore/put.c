@@ -5,9 +5,8 @@
 // A reservation is one writer's right to one block of the index, named by a ticket (slot and
 // generation):
 //
-//   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> FREE       (the block: RESERVED, FILLING
-//   ..., SEALED)
-//             any of them -> DEAD -> FREE                          (the block: DYING, ABSENT)
+//   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> FREE   (block: RESERVED, FILLING, SEALED)
+//             any of them -> DEAD -> FREE                      (block: DYING, ABSENT)
 //
 //   OPEN       the store waits for WRITE.
 //   RECEIVING  the bytes come straight into the pool; the block is pinned.

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of assay-kvstore: one table, and what of it acts at once.
+#include "kvstore/flags.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/fault.h"
+#include "common/log.h"
+
+static struct {
+    const char *data_address, *rpc_address, *http_address, *scheduler, *name, *log_level;
+    int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
+    as_rpc_tls_t tls;
+    const char **faults;
+} values;
+
+#define ROW(name_, type_, value_, fallback_, metavar_, ...)                                        \
+    {                                                                                              \
+        .name = name_, .type = AS_OPTION_##type_, .value = &values.value_, .fallback = fallback_,  \
+        .metavar = metavar_, .help = __VA_ARGS__                                                   \
+    }
+
+static const as_option_t table[] = {
+    ROW("data-address", STRING, data_address, "127.0.0.1:0", "HOST:PORT",
+        "address of the data port; port 0 picks one"),
+    ROW("rpc-address", STRING, rpc_address, "127.0.0.1:0", "HOST:PORT",
+        "address of the gRPC admin service; port 0 picks one"),
+    ROW("http-address", STRING, http_address, "127.0.0.1:0", "HOST:PORT",
+        "address of /metrics, /livez and /readyz; port 0 picks one"),
+    ROW("scheduler", STRING, scheduler, NULL, "HOST:PORT",
+        "the scheduler to join; without one the store serves who finds it"),
+    ROW("ram", BYTES, ram_bytes, "1GiB", "BYTES", "memory for blocks", .min = 65536, .max = 1e13),
+    ROW("blocks-max", INT, blocks_max, "0", "N",
+        "blocks at most; 0 is one for each 16KiB of memory", .min = 0, .max = 16777216),
+    ROW("lease-max-ms", INT, lease_ms_max, "30000", "MS", "longest lease that a reader gets",
+        .min = 1, .max = 600000),
+    ROW("reservation-ms", INT, reservation_ms, "10000", "MS",
+        "time in which a writer must write and commit", .min = 1, .max = 600000),
+    ROW("evict-high", INT, evict_high, "95", "PERCENT", "memory in use at which eviction begins",
+        .min = 1, .max = 100),
+    ROW("evict-low", INT, evict_low, "90", "PERCENT", "memory in use at which eviction ends",
+        .min = 0, .max = 100),
+    ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
+    ROW("tls-ca", STRING, tls.ca_file, NULL, "FILE",
+        "PEM of the CA of the cluster; turns on mutual TLS on the gRPC ports"),
+    ROW("tls-cert", STRING, tls.cert_file, NULL, "FILE", "PEM of own certificate"),
+    ROW("tls-key", STRING, tls.key_file, NULL, "FILE", "PEM of own private key"),
+    ROW("log-level", STRING, log_level, "info", "LEVEL", "debug, info, warn or error"),
+    ROW("fault", LIST, faults, NULL, "SITE=N",
+        "for tests: a fault site that fires, site=nth or site=ppm@seed"),
+};
+
+static const as_options_t options = {
+    .program = "assay-kvstore",
+    .summary = "Holds blocks of KV cache in memory and serves them to Assay's workers.",
+    .usage = "[OPTIONS]",
+    .table = table,
+    .count = sizeof(table) / sizeof(table[0]),
+};
+
+static as_status_t complain(const char *flag, const char *value, const char *accepted)
+{
+    fprintf(stderr, "assay-kvstore: %s %s: %s\n", flag, value, accepted);
+    return AS_ERR_CONFIG;
+}
+
+// What acts at once, and what one row of the table cannot check alone.
+static as_status_t apply(void)
+{
+    as_log_level_t level;
+    if (!as_log_parse_level(values.log_level, &level)) {
+        return complain("--log-level", values.log_level, "must be debug, info, warn or error");
+    }
+    as_log_set_level(level);
+    for (const char **fault = values.faults; fault && *fault; fault++) {
+        if (as_fault_parse(*fault) != AS_OK) {
+            return complain("--fault", *fault, "must be a site and site=nth or site=ppm@seed");
+        }
+    }
+    if (values.evict_low > values.evict_high) {
+        return complain("--evict-low", "", "must not be above --evict-high");
+    }
+    int files = (values.tls.ca_file != NULL) + (values.tls.cert_file != NULL) +
+                (values.tls.key_file != NULL);
+    if (files != 0 && files != 3) {
+        return complain("--tls-ca", "", "needs --tls-cert and --tls-key, and they need it");
+    }
+    if (strlen(values.name) > 63) {
+        return complain("--name", values.name, "must have at most 63 bytes");
+    }
+    return AS_OK;
+}
+
+as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
+                            as_options_outcome_t *outcome_p)
+{
+    int rest;
+    as_status_t status = as_options_parse(&options, argc, argv, &rest, outcome_p);
+    if (status != AS_OK || *outcome_p == AS_OPTIONS_EXIT) {
+        return status;
+    }
+    if (rest < argc) {
+        return complain(argv[rest], "", "no such argument; see --help");
+    }
+    status = apply();
+    if (status != AS_OK) {
+        return status;
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    kvs_store_options_init(&flags_p->store);
+    flags_p->store.data_address = values.data_address;
+    flags_p->store.incarnation = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+    flags_p->store.ram_bytes = (size_t)values.ram_bytes;
+    flags_p->store.blocks_max = (uint32_t)values.blocks_max;
+    flags_p->store.lease_us_max = (uint64_t)values.lease_ms_max * 1000;
+    flags_p->store.reservation_us = (uint64_t)values.reservation_ms * 1000;
+    flags_p->store.evict_high_percent = (uint32_t)values.evict_high;
+    flags_p->store.evict_low_percent = (uint32_t)values.evict_low;
+    flags_p->rpc = values.rpc_address;
+    flags_p->http = values.http_address;
+    flags_p->scheduler = values.scheduler;
+    flags_p->name = values.name;
+    flags_p->tls = values.tls.ca_file ? &values.tls : NULL;
+    return AS_OK;
+}

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// assay-kvstore: wires a store to its data port, admin service, metrics port and scheduler, and
+// runs until SIGTERM or SIGINT. When it listens it says so in one line of JSON on stdout, with the
+// addresses in use.
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "common/http.h"
+#include "common/log.h"
+#include "kvstore/flags.h"
+#include "proto/scheduler.pb-c.h"
+
+typedef struct daemon {
+    as_loop_t *loop;
+    kvs_store_t *store;
+    as_rpc_server_t *server;
+    as_rpc_client_t *scheduler;
+    as_http_t *http;
+    kvs_report_t *report;
+} daemon_t;
+
+static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
+                             as_net_t **net_p)
+{
+    (void)ctx;
+    return as_net_alloc_ucx(loop, handlers, net_p);
+}
+
+static void on_signal(uv_signal_t *signal, int number)
+{
+    AS_INFO("main", "signal %d: stopping", number);
+    as_loop_stop(signal->data);
+}
+
+static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
+{
+    if (!flags->scheduler) {
+        return AS_OK;
+    }
+    as_status_t status =
+        as_rpc_client_alloc(daemon->loop, flags->scheduler, &assay__scheduler__descriptor,
+                            flags->tls, &daemon->scheduler);
+    if (status != AS_OK) {
+        return status;
+    }
+    const kvs_report_options_t options = {
+        .store = daemon->store,
+        .scheduler = daemon->scheduler,
+        .name = flags->name,
+        .rpc_address = as_rpc_server_address(daemon->server),
+        .http_address = as_http_address(daemon->http),
+    };
+    return kvs_report_alloc(&options, &daemon->report);
+}
+
+static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
+{
+    kvs_store_options_t options = flags->store;
+    options.loop = daemon->loop;
+    options.net_alloc = net_alloc;
+    as_status_t status = kvs_store_alloc(&options, &daemon->store);
+    if (status == AS_OK) {
+        status = as_rpc_server_alloc(daemon->loop, flags->rpc, flags->tls, &daemon->server);
+    }
+    if (status == AS_OK) {
+        status = as_rpc_server_add(daemon->server, kvs_admin_service(daemon->store));
+    }
+    if (status == AS_OK) {
+        status = as_rpc_server_start(daemon->server);
+    }
+    if (status == AS_OK) {
+        status = as_http_alloc_metrics(daemon->loop, flags->http, NULL, NULL, &daemon->http);
+    }
+    return status == AS_OK ? report_to(daemon, flags) : status;
+}
+
+static void stop(daemon_t *daemon)
+{
+    if (daemon->scheduler) {
+        as_rpc_client_free(daemon->scheduler);
+    }
+    kvs_report_free(daemon->report);
+    if (daemon->http) {
+        as_http_free(daemon->http);
+    }
+    if (daemon->server) {
+        as_rpc_server_free(daemon->server);
+    }
+    kvs_store_free(daemon->store);
+}
+
+static as_status_t run(const kvs_flags_t *flags)
+{
+    daemon_t daemon = {0};
+    as_status_t status = as_loop_alloc_uv(&daemon.loop);
+    if (status != AS_OK) {
+        return status;
+    }
+    static uv_signal_t signals[2]; // closed by freeing the loop
+    for (int i = 0; i < 2; i++) {
+        uv_signal_init(as_loop_uv(daemon.loop), &signals[i]);
+        signals[i].data = daemon.loop;
+        uv_signal_start(&signals[i], on_signal, i == 0 ? SIGTERM : SIGINT);
+    }
+    status = start(&daemon, flags);
+    if (status == AS_OK) {
+        printf("{\"ready\":\"assay-kvstore\",\"data\":\"%s\",\"rpc\":\"%s\",\"http\":\"%s\","
+               "\"node_id\":\"%016llx\",\"pid\":%ld}\n",
+               kvs_store_address(daemon.store), as_rpc_server_address(daemon.server),
+               as_http_address(daemon.http), (unsigned long long)kvs_store_node_id(daemon.store),
+               (long)getpid());
+        fflush(stdout);
+        as_loop_run(daemon.loop);
+    }
+    stop(&daemon);
+    for (int i = 0; i < 2; i++) {
+        uv_close((uv_handle_t *)&signals[i], NULL);
+    }
+    as_loop_free(daemon.loop);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    kvs_flags_t flags;
+    as_options_outcome_t outcome;
+    if (kvs_flags_parse(argc, argv, &flags, &outcome) != AS_OK) {
+        return 2;
+    }
+    if (outcome == AS_OPTIONS_EXIT) {
+        return 0;
+    }
+    return run(&flags) == AS_OK ? 0 : 1;
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the scheduler is told: that the store is there (Join), that it lives (Heartbeat), and what
+// it holds (Events).
+//
+//   JOINING -> JOINED -> JOINING ...       back when the scheduler does not know the node (any
+//   more)
+//
+// Block events wait in a bounded ring and go out in batches, one batch in flight, kept until it is
+// acknowledged, so a lost answer is repaired by sending it again. An event gets its sequence number
+// when its batch is made. When the ring overflows, or the scheduler asks, a listing goes out
+// instead: a batch that makes the scheduler forget, then all blocks, a batch at a time, with what
+// happens meanwhile between them. What is listed is read from the index when its batch is made and
+// news go before it, so the last word about a block is always its true state.
+//
+// A scheduler that does not answer costs a retry with backoff; the store serves all the same.
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "kvstore/store.h"
+#include "proto/scheduler.pb-c.h"
+
+#define BATCH_MAX        1024u  // events of one call: 33 KiB
+#define RING_MAX         16384u // events that wait; a power of two
+#define HEARTBEAT_MS_MIN 10u
+
+typedef struct batch {
+    uint64_t first_sequence;
+    uint32_t count;
+    bool unacknowledged; // is to be sent, or sent again, before another is made
+    bool in_flight;
+    bool listing_begin, listing_end;
+    uint8_t keys[BATCH_MAX * sizeof(as_key_t)];
+    uint8_t ops[BATCH_MAX];
+} batch_t;
+
+struct kvs_report {
+    kvs_report_options_t options;
+    as_loop_t *loop;
+    as_timer_t *retry; // of joining, and of events
+    as_timer_t *beat;
+    as_task_t flush;
+    bool joined, joining, beating;
+    uint32_t calls; // callbacks that will still come
+    uint64_t retry_us;
+    uint64_t heartbeat_us;
+    uint64_t placement_epoch;
+    uint64_t next_sequence;
+    // listing
+    bool listing_wanted; // from the beginning, with the next batch
+    bool listing;
+    uint32_t cursor; // of the index
+    batch_t batch;
+    uint32_t ring_first, ring_count;
+    uint8_t ring_ops[RING_MAX];
+    as_key_t ring_keys[RING_MAX];
+};
+
+static void join(kvs_report_t *report);
+static void flush(void *ctx);
+
+// ---- the ring
+
+static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+{
+    kvs_report_t *report = ctx;
+    if (report->ring_count == RING_MAX) {
+        report->listing_wanted = true; // which tells it all
+        return;
+    }
+    uint32_t at = (report->ring_first + report->ring_count++) & (RING_MAX - 1);
+    report->ring_keys[at] = *key;
+    report->ring_ops[at] = event == KVS_BLOCK_ADDED ? ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED
+                                                    : ASSAY__EVENT_OP__EVENT_OP_FULL_REMOVED;
+    as_loop_post(report->loop, &report->flush);
+}
+
+static void batch_add(batch_t *batch, const as_key_t *key, uint8_t op)
+{
+    memcpy(batch->keys + batch->count * sizeof(*key), key, sizeof(*key));
+    batch->ops[batch->count++] = op;
+}
+
+// False: there is nothing to tell.
+static bool batch_make(kvs_report_t *report)
+{
+    batch_t *batch = &report->batch;
+    const kvs_index_t *index = report->options.store->index;
+    batch->count = 0;
+    batch->listing_begin = batch->listing_end = false;
+    if (report->listing_wanted) {
+        report->listing_wanted = false;
+        report->listing = true;
+        report->cursor = 0;
+        report->ring_count = 0; // the listing tells what became of these
+        batch->listing_begin = true;
+    }
+    while (report->ring_count > 0 && batch->count < BATCH_MAX) {
+        batch_add(batch, &report->ring_keys[report->ring_first],
+                  report->ring_ops[report->ring_first]);
+        report->ring_first = (report->ring_first + 1) & (RING_MAX - 1);
+        report->ring_count--;
+    }
+    uint32_t blocks_max = kvs_index_blocks_max(index);
+    for (; report->listing && report->cursor < blocks_max && batch->count < BATCH_MAX;
+         report->cursor++) {
+        const kvs_block_t *block = kvs_index_at(index, report->cursor);
+        if (block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL) {
+            batch_add(batch, &block->spec.key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
+        }
+    }
+    if (report->listing && report->cursor == blocks_max) {
+        report->listing = false;
+        batch->listing_end = true;
+    }
+    batch->first_sequence = report->next_sequence;
+    report->next_sequence += batch->count;
+    batch->unacknowledged = batch->count > 0 || batch->listing_begin || batch->listing_end;
+    return batch->unacknowledged;
+}
+
+// ---- answers in common
+
+static uint64_t backoff(kvs_report_t *report)
+{
+    uint64_t delay_us = report->retry_us;
+    report->retry_us =
+        2 * delay_us < report->options.retry_us_max ? 2 * delay_us : report->options.retry_us_max;
+    return delay_us;
+}
+
+static void list_anew(kvs_report_t *report)
+{
+    report->listing_wanted = true;
+    report->batch.unacknowledged = false;
+    as_loop_post(report->loop, &report->flush);
+}
+
+static void take_status(kvs_report_t *report, Assay__NodeStatus status)
+{
+    if (status == ASSAY__NODE_STATUS__NODE_STATUS_UNKNOWN_NODE) {
+        AS_INFO("kvstore", "the scheduler does not know this store: joining again");
+        report->joined = false;
+        join(report);
+    } else if (status == ASSAY__NODE_STATUS__NODE_STATUS_RESYNC) {
+        list_anew(report);
+    }
+}
+
+// ---- Events
+
+static void on_events_done(void *ctx, as_status_t status, const ProtobufCMessage *message)
+{
+    kvs_report_t *report = ctx;
+    batch_t *batch = &report->batch;
+    report->calls--;
+    batch->in_flight = false;
+    if (status != AS_OK) {
+        if (status != AS_ERR_CANCELLED) {
+            as_timer_start(report->retry, backoff(report)); // sends the same batch again
+        }
+        return;
+    }
+    const Assay__EventsReply *reply = (const Assay__EventsReply *)message;
+    if (reply->status == ASSAY__NODE_STATUS__NODE_STATUS_OK) {
+        report->retry_us = report->options.retry_us_min;
+        batch->unacknowledged = false;
+        as_loop_post(report->loop, &report->flush);
+    }
+    take_status(report, reply->status);
+}
+
+static void flush(void *ctx)
+{
+    kvs_report_t *report = ctx;
+    batch_t *batch = &report->batch;
+    if (!report->joined || batch->in_flight || (!batch->unacknowledged && !batch_make(report))) {
+        return;
+    }
+    Assay__EventsRequest request = ASSAY__EVENTS_REQUEST__INIT;
+    request.node_id = kvs_store_node_id(report->options.store);
+    request.incarnation = report->options.store->options.incarnation;
+    request.first_sequence = batch->first_sequence;
+    request.keys = (ProtobufCBinaryData){batch->count * sizeof(as_key_t), batch->keys};
+    request.ops = (ProtobufCBinaryData){batch->count, batch->ops};
+    request.listing_begin = batch->listing_begin;
+    request.listing_end = batch->listing_end;
+    as_status_t status = as_rpc_call(report->options.scheduler, "Events", &request.base,
+                                     report->options.call_timeout_us, on_events_done, report, NULL);
+    if (status == AS_OK) {
+        batch->in_flight = true;
+        report->calls++;
+    } else {
+        as_timer_start(report->retry, backoff(report));
+    }
+}
+
+// ---- Heartbeat
+
+static void on_beat_done(void *ctx, as_status_t status, const ProtobufCMessage *message)
+{
+    kvs_report_t *report = ctx;
+    report->calls--;
+    report->beating = false;
+    if (status != AS_OK) {
+        return; // the next one is coming
+    }
+    const Assay__HeartbeatReply *reply = (const Assay__HeartbeatReply *)message;
+    report->placement_epoch = reply->placement_epoch;
+    take_status(report, reply->status);
+}
+
+static void on_beat(void *ctx)
+{
+    kvs_report_t *report = ctx;
+    const kvs_store_t *store = report->options.store;
+    if (!report->joined) {
+        return;
+    }
+    as_timer_start(report->beat, report->heartbeat_us);
+    if (report->beating) {
+        return;
+    }
+    Assay__HeartbeatRequest request = ASSAY__HEARTBEAT_REQUEST__INIT;
+    Assay__NodeLoad load = ASSAY__NODE_LOAD__INIT;
+    load.used_bytes = kvs_pool_used(store->pool);
+    load.capacity_bytes = kvs_pool_bytes(store->pool);
+    load.queued_bytes = 0;
+    request.node_id = store->node_id;
+    request.incarnation = store->options.incarnation;
+    request.load = &load;
+    request.events_next_sequence =
+        report->batch.unacknowledged ? report->batch.first_sequence : report->next_sequence;
+    request.placement_epoch = report->placement_epoch;
+    as_status_t status = as_rpc_call(report->options.scheduler, "Heartbeat", &request.base,
+                                     report->options.call_timeout_us, on_beat_done, report, NULL);
+    if (status == AS_OK) {
+        report->beating = true;
+        report->calls++;
+    }
+}
+
+// ---- Join
+
+static void take_join(kvs_report_t *report, const Assay__JoinReply *reply)
+{
+    if (reply->node_id != kvs_store_node_id(report->options.store)) {
+        AS_WARN("kvstore", "the scheduler names this store %llu",
+                (unsigned long long)reply->node_id);
+    }
+    AS_INFO("kvstore", "joined cluster %s", reply->cluster_id ? reply->cluster_id : "");
+    uint64_t heartbeat_ms =
+        reply->heartbeat_ms > HEARTBEAT_MS_MIN ? reply->heartbeat_ms : HEARTBEAT_MS_MIN;
+    report->joined = true;
+    report->heartbeat_us = heartbeat_ms * 1000;
+    report->placement_epoch = reply->placement_epoch;
+    report->retry_us = report->options.retry_us_min;
+    uint64_t next =
+        report->batch.unacknowledged ? report->batch.first_sequence : report->next_sequence;
+    if (reply->needs_listing || reply->events_next_sequence != next) {
+        list_anew(report);
+    }
+    as_timer_start(report->beat, report->heartbeat_us);
+    as_loop_post(report->loop, &report->flush);
+}
+
+static void on_joined(void *ctx, as_status_t status, const ProtobufCMessage *message)
+{
+    kvs_report_t *report = ctx;
+    report->calls--;
+    report->joining = false;
+    if (status == AS_OK) {
+        take_join(report, (const Assay__JoinReply *)message);
+    } else if (status != AS_ERR_CANCELLED) {
+        AS_DEBUG("kvstore", "not joined: %s", as_status_str(status));
+        as_timer_start(report->retry, backoff(report));
+    }
+}
+
+static char *text(const char *from)
+{
+    return (char *)(uintptr_t)(from ? from : "");
+}
+
+static void join(kvs_report_t *report)
+{
+    const kvs_report_options_t *options = &report->options;
+    if (report->joining) {
+        return;
+    }
+    Assay__JoinRequest request = ASSAY__JOIN_REQUEST__INIT;
+    request.role = ASSAY__ROLE__ROLE_STORE;
+    request.instance_id = (ProtobufCBinaryData){16, options->store->options.instance_id};
+    request.incarnation = options->store->options.incarnation;
+    request.data_address =
+        text(options->data_address ? options->data_address : kvs_store_address(options->store));
+    request.rpc_address = text(options->rpc_address);
+    request.http_address = text(options->http_address);
+    request.capacity_bytes = kvs_pool_bytes(options->store->pool);
+    request.name = text(options->name);
+    as_status_t status = as_rpc_call(options->scheduler, "Join", &request.base,
+                                     options->call_timeout_us, on_joined, report, NULL);
+    if (status == AS_OK) {
+        report->joining = true;
+        report->calls++;
+    } else {
+        as_timer_start(report->retry, backoff(report));
+    }
+}
+
+static void on_retry(void *ctx)
+{
+    kvs_report_t *report = ctx;
+    if (report->joined) {
+        flush(report);
+    } else {
+        join(report);
+    }
+}
+
+// ---- its life
+
+as_status_t kvs_report_alloc(const kvs_report_options_t *options, kvs_report_t **report_p)
+{
+    kvs_report_t *report = as_mem_zalloc(1, sizeof(*report));
+    if (!report) {
+        return AS_ERR_NO_MEMORY;
+    }
+    report->options = *options;
+    report->options.call_timeout_us = options->call_timeout_us ? options->call_timeout_us : 2000000;
+    report->options.retry_us_min = options->retry_us_min ? options->retry_us_min : 100000;
+    report->options.retry_us_max = options->retry_us_max ? options->retry_us_max : 5000000;
+    report->retry_us = report->options.retry_us_min;
+    report->loop = options->store->options.loop;
+    report->next_sequence = 1;
+    report->flush = (as_task_t){.fn = flush, .ctx = report};
+    as_status_t status = as_timer_alloc(report->loop, on_retry, report, &report->retry);
+    if (status == AS_OK) {
+        status = as_timer_alloc(report->loop, on_beat, report, &report->beat);
+    }
+    if (status != AS_OK) {
+        kvs_report_free(report);
+        return status;
+    }
+    kvs_store_set_listener(options->store, on_event, report);
+    join(report);
+    *report_p = report;
+    return AS_OK;
+}
+
+void kvs_report_free(kvs_report_t *report)
+{
+    if (!report) {
+        return;
+    }
+    AS_ASSERT(report->calls == 0);
+    kvs_store_set_listener(report->options.store, NULL, NULL);
+    as_loop_unpost(report->loop, &report->flush);
+    as_timer_free(report->retry);
+    as_timer_free(report->beat);
+    as_mem_free(report);
+}
+
+bool kvs_report_is_settled(const kvs_report_t *report)
+{
+    return report->joined && !report->batch.unacknowledged && !report->listing_wanted &&
+           !report->listing && report->ring_count == 0;
+}
