@@ -243,9 +243,9 @@ static bool start_store(const cli_cluster_options_t *options, cli_cluster_t *clu
     cli_node_t *node = add_node(cluster, "store", number);
     add(&arguments, "assay-kvstore");
     add(&arguments, "--scheduler=%s", cluster->nodes[0].rpc);
-    add(&arguments, "--data=127.0.0.1:0");
-    add(&arguments, "--rpc=127.0.0.1:0");
-    add(&arguments, "--http=127.0.0.1:0");
+    add(&arguments, "--data-address=127.0.0.1:0");
+    add(&arguments, "--rpc-address=127.0.0.1:0");
+    add(&arguments, "--http-address=127.0.0.1:0");
     add(&arguments, "--ram=%lld", (long long)options->ram_bytes);
     add(&arguments, "--name=%s", node->name);
     add(&arguments, "--log-level=%s", options->log_level);

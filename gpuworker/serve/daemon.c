@@ -107,6 +107,13 @@ static as_status_t link_cluster(daemon_t *daemon)
                                &daemon->scheduler);
 }
 
+// Positions are limited by the file, or by --context.
+static uint32_t context_max(const daemon_t *daemon)
+{
+    uint32_t positions = daemon->model->rope.position_count, trained = daemon->model->context_max;
+    return positions < trained ? positions : trained;
+}
+
 static as_status_t make_worker(daemon_t *daemon, const char *http_address)
 {
     const gpw_daemon_config_t *config = daemon->config;
@@ -116,7 +123,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.ops = krn_cpu();
     options.threads = config->threads ? (uint32_t)config->threads : (uint32_t)get_nprocs();
     options.block_tokens = (uint32_t)config->block_tokens;
-    options.context_max = daemon->model->context_max;
+    options.context_max = context_max(daemon);
     options.sessions_max = (uint32_t)config->sessions;
     options.queue_max = (uint32_t)config->queue;
     options.compressor = config->compressor;
@@ -164,7 +171,7 @@ static as_status_t make_face(daemon_t *daemon)
         .model = daemon->model,
         .address = daemon->config->listen,
         .model_name = daemon->model_name,
-        .context_max = daemon->model->context_max,
+        .context_max = context_max(daemon),
         .connections_max = (uint32_t)daemon->config->connections,
     };
     as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
@@ -270,16 +277,15 @@ static void unwatch_signals(daemon_t *daemon)
     }
 }
 
-// Whatever was made, in reverse. Transfers and calls in flight call back into the worker when their
-// links are freed.
+// Links before the worker: what is in flight completes into it when they are freed.
 static void fini(daemon_t *daemon)
 {
     if (daemon->serve) {
         gpw_serve_close(daemon->serve);
     }
-    gpw_worker_free(daemon->worker);
     as_rpc_client_free(daemon->scheduler);
     assay_client_free(daemon->client);
+    gpw_worker_free(daemon->worker);
     gpw_serve_free(daemon->serve);
     as_timer_free(daemon->idle_timer);
     if (daemon->io) {

@@ -9,6 +9,7 @@
 #include "common/options.h"
 #include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/daemon.h"
+#include "gpuworker/worker.h"
 
 static gpw_daemon_config_t config;
 static const char *log_level;
@@ -42,16 +43,17 @@ static const as_option_t table[] = {
      .help = "how caches are compressed: none, kivi4, kivi2, streaming"},
     {.name = "horizon", .type = AS_OPTION_INT, .value = &config.horizon,
      .fallback = "16", .metavar = "TOKENS",
-     .help = "most drafted tokens before a verification; 0: plain decoding", .min = 0, .max = 1024},
+     .help = "most drafted tokens before a verification; 0: plain decoding",
+     .min = 0, .max = GPW_HORIZON_MAX},
     {.name = "cache-memory", .type = AS_OPTION_BYTES, .value = &config.cache_bytes,
      .fallback = "2GiB", .metavar = "BYTES",
      .help = "limit of all caches of all sessions", .min = 1048576, .max = 1e15},
     {.name = "sessions", .type = AS_OPTION_INT, .value = &config.sessions,
-     .fallback = "16", .metavar = "N",
-     .help = "requests that are computed at once; more wait", .min = 1, .max = 64},
+     .fallback = "4", .metavar = "N",
+     .help = "requests that are computed at once; more wait", .min = 1, .max = GPW_REQUESTS_MAX},
     {.name = "queue", .type = AS_OPTION_INT, .value = &config.queue,
      .fallback = "32", .metavar = "N",
-     .help = "requests that wait; more are answered 429", .min = 0, .max = 64},
+     .help = "requests that wait; more are answered 429", .min = 0, .max = GPW_REQUESTS_MAX},
     {.name = "connections", .type = AS_OPTION_INT, .value = &config.connections,
      .fallback = "256", .metavar = "N",
      .help = "HTTP connections; more wait", .min = 1, .max = 65536},
@@ -68,7 +70,7 @@ static const as_option_t table[] = {
      .fallback = "10m", .metavar = "TIME",
      .help = "of a whole request", .min = 1000, .max = 86400e6},
     {.name = "route-deadline", .type = AS_OPTION_DURATION, .value = &config.route_deadline_us,
-     .fallback = "500ms", .metavar = "TIME",
+     .fallback = "1s", .metavar = "TIME",
      .help = "of the scheduler's answer", .min = 1000, .max = 60e6},
     {.name = "fetch-deadline", .type = AS_OPTION_DURATION, .value = &config.fetch_deadline_us,
      .fallback = "5s", .metavar = "TIME",
@@ -108,7 +110,8 @@ static int check(void)
         return refuse("compressor", config.compressor, "none, kivi4, kivi2 or streaming");
     }
     if (config.block_tokens % 16 != 0) {
-        return refuse("block-tokens", "(not a multiple of 16)", "a multiple of 16");
+        fprintf(stderr, "assay-gpuworker: --block-tokens must be a multiple of 16\n");
+        return 2;
     }
     if (access(config.model, R_OK) != 0) {
         fprintf(stderr, "assay-gpuworker: cannot read --model %s: give a GGUF file\n",

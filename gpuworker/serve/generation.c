@@ -82,7 +82,7 @@ void gpw_generation_abort(gpw_generation_t *generation)
 // Sends one event of the stream. False: there is no client any more, or it reads too slowly.
 static bool send_event(gpw_generation_t *generation, json_t *json)
 {
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    char *text = json ? json_dumps(json, GPW_REPLY_JSON) : NULL;
     json_decref(json);
     gpw_string_t event = {0};
     as_status_t status = text ? gpw_string_append(&event, "data: ", 6) : AS_ERR_NO_MEMORY;
@@ -279,9 +279,10 @@ static void on_finish(void *ctx, gpw_finish_t finish, as_status_t status, const 
         choice->text.stopped || finish == GPW_FINISH_STOP || finish == GPW_FINISH_LENGTH;
     if (!complete && generation->http) {
         as_status_t why = status != AS_OK ? status : AS_ERR_CANCELLED;
-        bool quiet = finish == GPW_FINISH_CANCELLED && !(error && error[0]);
+        bool drained = finish == GPW_FINISH_CANCELLED && generation->serve->drain != GPW_DRAIN_NO;
         fail(generation, why,
-             quiet ? "the server is shutting down: send the request to another, or later" : error);
+             drained ? "the server is shutting down: send the request to another, or later"
+                     : error);
     } else if (complete && !generation->failed && gpw_choice_finish(choice) != AS_OK) {
         fail(generation, AS_ERR_NO_MEMORY, "out of memory: try again later");
     } else if (complete && generation->request.stream) {

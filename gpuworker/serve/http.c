@@ -27,7 +27,7 @@ void gpw_serve_reply_json(as_http_request_t *http, int code, json_t *json)
     static const char no_memory[] =
         "{\"error\":{\"message\":\"out of memory: try again later\","
         "\"type\":\"server_error\",\"param\":null,\"code\":\"out_of_memory\"}}";
-    char *text = json ? json_dumps(json, JSON_COMPACT) : NULL;
+    char *text = json ? json_dumps(json, GPW_REPLY_JSON) : NULL;
     json_decref(json);
     if (text) {
         as_http_reply(http, code, CONTENT_JSON, text, strlen(text));

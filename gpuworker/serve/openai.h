@@ -18,7 +18,6 @@
 #define GPW_API_CHOICES_MAX     8u
 #define GPW_API_MESSAGES_MAX    1024u
 #define GPW_API_SALT_BYTES_MAX  256u
-#define GPW_API_HORIZON_MAX     1024u
 #define GPW_API_DEADLINE_MS_MAX 3600000u
 #define GPW_API_JSON_DEPTH_MAX  16u // a body needs 6
 #define GPW_API_JSON_VALUES_MAX                                                                    \

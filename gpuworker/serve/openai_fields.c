@@ -171,7 +171,7 @@ static bool read_compressor(gpw_api_parse_t *parse, json_t *value)
 static bool read_horizon(gpw_api_parse_t *parse, json_t *value)
 {
     int64_t number;
-    if (!gpw_api_read_int(parse, value, 0, GPW_API_HORIZON_MAX, &number)) {
+    if (!gpw_api_read_int(parse, value, 0, GPW_HORIZON_MAX, &number)) {
         return false;
     }
     parse->request->horizon = (uint32_t)number;

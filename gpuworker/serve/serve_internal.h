@@ -13,8 +13,9 @@
 #include "gpuworker/serve/openai.h"
 #include "gpuworker/serve/serve.h"
 
-#define GPW_GENERATION_MAGIC 0x656e65675f777067ull // "gpw_gene"
-#define GPW_TOKEN_BYTES_MAX  1024u                 // text of one token; longer ones are cut
+#define GPW_GENERATION_MAGIC 0x656e65675f777067ull                   // "gpw_gene"
+#define GPW_REPLY_JSON       (JSON_COMPACT | JSON_REAL_PRECISION(9)) // a float needs 9 digits
+#define GPW_TOKEN_BYTES_MAX  1024u // text of one token; longer ones are cut
 
 typedef struct gpw_generation gpw_generation_t;
 

@@ -182,7 +182,7 @@ static const refusal_t refusals[] = {
     {GPW_API_COMPLETION, ",\"assay\":{\"compressor\":\"zip\"}", "assay.compressor",
      "\"none\", \"kivi4\", \"streaming\""},
     {GPW_API_COMPLETION, ",\"assay\":{\"verify\":true}", "assay.verify", "\"full\" or \"off\""},
-    {GPW_API_COMPLETION, ",\"assay\":{\"horizon\":-1}", "assay.horizon", "from 0 to 1024"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"horizon\":-1}", "assay.horizon", "from 0 to 64"},
     {GPW_API_COMPLETION, ",\"assay\":{\"epsilon\":0.1}", "assay.epsilon", "leave it out"},
     {GPW_API_COMPLETION, "\"prompt\":\"\"", "prompt", "not empty"},
     {GPW_API_COMPLETION, "\"prompt\":[]", "prompt", "array of 0"},
