@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the tests of the engine share: a small model, prompts, and requests whose answers are kept.
+#ifndef WORKER_FIXTURE_H
+#define WORKER_FIXTURE_H
+
+#include <unistd.h>
+
+#include "gpuworker/worker.h"
+#include "model_fixture.h"
+#include "tiny_model.h"
+
+#define ANSWER_TOKENS_MAX 512u
+
+typedef struct answer {
+    int32_t tokens[ANSWER_TOKENS_MAX];
+    uint64_t hashes[ANSWER_TOKENS_MAX];
+    uint32_t count;
+    bool finished;
+    gpw_finish_t finish;
+    as_status_t status;
+    char error[160];
+    gpw_usage_t usage;
+    uint64_t id;
+    as_loop_t *loop; // for finished_us; may be NULL
+    uint64_t finished_us;
+} answer_t;
+
+static inline gpw_model_t *tiny_load(uint32_t layers)
+{
+    tiny_t tiny = tiny_default;
+    tiny.layers = layers;
+    builder_t builder = tiny_build(&tiny);
+    char path[64], error[256] = "";
+    builder_finish(&builder);
+    builder_save(&builder, path);
+    builder_free(&builder);
+    gpw_model_t *model = NULL;
+    gpw_model_options_t options = {.path = path};
+    as_status_t status = gpw_model_load(&options, error, sizeof(error), &model);
+    unlink(path);
+    if (status != AS_OK) {
+        fail_msg("cannot load the tiny model: %s", error);
+    }
+    return model;
+}
+
+static inline void answer_on_tokens(void *ctx, const gpw_token_event_t *tokens, uint32_t count)
+{
+    answer_t *answer = ctx;
+    assert_false(answer->finished);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_true(answer->count < ANSWER_TOKENS_MAX);
+        answer->tokens[answer->count] = tokens[i].token;
+        answer->hashes[answer->count++] = tokens[i].logits_hash;
+    }
+}
+
+static inline void answer_on_finish(void *ctx, gpw_finish_t finish, as_status_t status,
+                                    const char *error, const gpw_usage_t *usage)
+{
+    answer_t *answer = ctx;
+    assert_false(answer->finished);
+    assert_true((status == AS_OK) == (error == NULL));
+    answer->finished = true;
+    answer->finish = finish;
+    answer->status = status;
+    answer->usage = *usage;
+    snprintf(answer->error, sizeof(answer->error), "%s", error ? error : "");
+    answer->finished_us = answer->loop ? as_loop_now_us(answer->loop) : 0;
+}
+
+// Tokens that depend on the seed, and share their first `shared` tokens with all seeds.
+static inline void prompt_make(int32_t *tokens, uint32_t count, uint32_t shared, uint64_t seed)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t from = i < shared ? 7 : seed;
+        tokens[i] = (int32_t)(tiny_mix(from * 1000003u + i) % TINY_VOCAB);
+    }
+}
+
+static inline gpw_request_params_t request_params(const int32_t *tokens, uint32_t count,
+                                                  uint32_t max_tokens)
+{
+    gpw_request_params_t params = {.tokens = tokens,
+                                   .token_count = count,
+                                   .max_tokens = max_tokens,
+                                   .choose = {.temperature = 0, .top_p = 1},
+                                   .compressor = "none",
+                                   .logits_hash = true,
+                                   .ignore_end = true};
+    return params;
+}
+
+static inline void answer_submit(gpw_worker_t *worker, const gpw_request_params_t *params,
+                                 answer_t *answer)
+{
+    char error[256] = "";
+    gpw_request_events_t events = {answer, answer_on_tokens, answer_on_finish};
+    as_loop_t *loop = answer->loop;
+    *answer = (answer_t){.loop = loop};
+    as_status_t status =
+        gpw_worker_submit(worker, params, &events, error, sizeof(error), &answer->id);
+    if (status != AS_OK) {
+        fail_msg("submit: %s", error);
+    }
+}
+
+static inline void answer_compare(const answer_t *answer, const answer_t *expected,
+                                  const char *what)
+{
+    if (answer->count != expected->count) {
+        fail_msg("%s: %u tokens, expected %u", what, answer->count, expected->count);
+    }
+    for (uint32_t i = 0; i < answer->count; i++) {
+        if (answer->tokens[i] != expected->tokens[i] || answer->hashes[i] != expected->hashes[i]) {
+            fail_msg("%s: token %u is %d (%016llx), expected %d (%016llx)", what, i,
+                     answer->tokens[i], (unsigned long long)answer->hashes[i], expected->tokens[i],
+                     (unsigned long long)expected->hashes[i]);
+        }
+    }
+}
+
+// A worker without stores on a simulated loop.
+typedef struct rig {
+    as_loop_t *loop;
+    gpw_worker_t *worker;
+} rig_t;
+
+static inline gpw_worker_options_t rig_options(const gpw_model_t *model, uint32_t block_tokens)
+{
+    gpw_worker_options_t options;
+    gpw_worker_options_init(&options);
+    options.model = model;
+    options.ops = krn_cpu();
+    options.block_tokens = block_tokens;
+    return options;
+}
+
+static inline rig_t rig_open(gpw_worker_options_t options)
+{
+    rig_t rig = {0};
+    assert_int_equal(as_loop_alloc_sim(&rig.loop), AS_OK);
+    options.engine_loop = options.io_loop = rig.loop;
+    assert_int_equal(gpw_worker_alloc(&options, &rig.worker), AS_OK);
+    return rig;
+}
+
+static inline void rig_close(rig_t *rig)
+{
+    gpw_worker_free(rig->worker);
+    as_loop_free(rig->loop);
+}
+
+// Runs until no request is left.
+static inline void rig_run(rig_t *rig)
+{
+    while (!gpw_worker_idle(rig->worker)) {
+        assert_true(as_loop_run_once(rig->loop, true) || gpw_worker_idle(rig->worker));
+    }
+}
+
+#endif
