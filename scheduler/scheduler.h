@@ -182,7 +182,7 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
 void sch_scheduler_free(sch_scheduler_t *scheduler);
 // For as_rpc_server_add, on any server. Handlers answer before they return.
 ProtobufCService *sch_scheduler_service(sch_scheduler_t *scheduler);
-// All live nodes have listed their blocks, or it has waited for them long enough.
+// All live stores have listed their blocks, or it has waited for them long enough.
 bool sch_scheduler_ready(const sch_scheduler_t *scheduler);
 
 // What the handlers in serve.c work on.

@@ -328,7 +328,8 @@ bool sch_scheduler_ready(const sch_scheduler_t *scheduler)
     }
     for (uint32_t i = 0; i < sch_cluster_count(scheduler->cluster); i++) {
         const sch_node_t *node = sch_cluster_at(scheduler->cluster, i);
-        if (node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE && !node->listed) {
+        if (node->role == ASSAY__ROLE__ROLE_STORE &&
+            node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE && !node->listed) {
             return false;
         }
     }

@@ -142,7 +142,9 @@ static void it_serves_over_the_simulated_network(void **state)
 static void it_is_ready_when_all_have_listed_or_after_a_while(void **state)
 {
     harness_t *h = *state;
-    peer_t quick, slow;
+    peer_t quick, slow, worker; // which need not have anything to list
+    peer_init(&worker, WORKER, 3);
+    peer_join(h, &worker);
     peer_init(&quick, STORE, 1);
     peer_init(&slow, STORE, 2);
     assert_true(sch_scheduler_ready(h->scheduler));
