@@ -14,6 +14,10 @@
 // that krn_pool_run runs; its content is undefined at entry.
 void *krn_pool_scratch(void);
 
+// Scratch of the thread that calls krn_pool_run, from outside of it: to hand something to all
+// threads. While they run, the functions on the caller's thread have it as their own.
+void *krn_pool_caller_scratch(krn_pool_t *pool);
+
 // Visible tokens of a page for a row at `position`: 0 .. capacity.
 static inline uint32_t krn_page_visible(const krn_page_t *page, uint32_t capacity, int32_t position)
 {

@@ -75,6 +75,10 @@ void krn_weight_pack(krn_weight_t *weight, uint32_t row0, uint32_t rows, const f
 // Unpacks row `row` to f32 [k] (token embeddings are looked up this way).
 void krn_weight_row(const krn_weight_t *weight, uint32_t row, float *out);
 
+// Asks for huge pages behind weights or caches, before they are first written: reading them is 15
+// to 40 % faster. Whole 2 MB inside [memory, memory + bytes) only; for blocks of many MB.
+void krn_memory_huge(void *memory, size_t bytes);
+
 // ---- Attention over pages -----------------------------------------------------------
 // One page: up to block_tokens tokens of one layer, in the layout of an extent: K then V,
 // [kv_heads][capacity][dim].

@@ -61,6 +61,12 @@ void *krn_pool_scratch(void)
     return thread_scratch;
 }
 
+void *krn_pool_caller_scratch(krn_pool_t *pool)
+{
+    AS_ASSERT(pool->magic == KRN_POOL_MAGIC);
+    return pool->scratch;
+}
+
 static uint64_t now_us(void)
 {
     struct timespec time;

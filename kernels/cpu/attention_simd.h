@@ -2,228 +2,10 @@
 // Attention over pages, with the v16 of the simd_<isa>.h included before.
 //
 // A part is one KV head, some rows and some pages. Its (row, head of the group) pairs are taken
-// BLOCK_PAIRS at a time; for each page: logits of all pairs, softmax of each, sums of V for each,
-// and the merge into the total. The scalar rule is attend_page of reference.c. What is free is how
-// the lanes of a dot product are laid out:
-//
-//  - many pairs: K is converted and transposed once to [dim][token], so that 16 tokens are one
-//  vector, the 16 lane
-//    sums of the rule are 16 vectors, and the tree is additions of whole vectors (qk_tile);
-//  - few pairs (decode): K is read as it lies, the 16 lane sums are one vector, and 16 tokens'
-//  trees are done together
-//    by shuffles (qk_few). Transposing would cost more than it saves.
-//
-// V is converted to f32 once a page when many pairs use it, else as it is read.
-#include <string.h>
-
-#include "common/assert.h"
-#include "kernels/cpu/cpu.h"
-#include "kernels/cpu/simd_math.h"
-
-#define KRN_INLINE static inline __attribute__((always_inline))
-
-#define BLOCK_PAIRS  192u
-#define FEW_PAIRS    8u  // below: no conversion buffers; where transposing K begins to pay
-#define CHUNK_TOKENS 64u // tokens converted at a time
-
-// What a block of pairs works on; all of it in the thread's scratch but io.
-typedef struct block {
-    const krn_attention_args_t *args;
-    uint32_t kv_head, group, row0, pairs;
-    uint32_t logits_stride; // capacity rounded up to 16
-    float *converted;       // [dim][CHUNK_TOKENS] of K or [CHUNK_TOKENS][dim] of V
-    float *q;               // [pairs][dim]
-    float *logits;          // [pairs][logits_stride]; then p = exp(s - max)
-    float *page_out;        // [pairs][dim]
-    float *page_max, *page_sum, *total_max, *total_sum; // [pairs]
-    uint32_t *visible;                                  // [pairs]
-    uint32_t visible_max;
-} block_t;
-
-#define SCRATCH_FLOATS                                                                             \
-    (CHUNK_TOKENS * KRN_HEAD_DIM_MAX +                                                             \
-     BLOCK_PAIRS * (2 * KRN_HEAD_DIM_MAX + KRN_PAGE_TOKENS_MAX + 5) + 64)
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
-static uint32_t round_up16(uint32_t n)
-{
-    return (n + 15) / 16 * 16;
-}
-
-static size_t pair_at(const block_t *b, uint32_t pair)
-{
-    return (size_t)(b->row0 + pair / b->group) * b->args->q_heads + b->kv_head * b->group +
-           pair % b->group;
-}
-
-// ---- Logits -------------------------------------------------------------------------
-
-// K of tokens [t0, t0 + count) to converted[dim][CHUNK_TOKENS].
-static void transpose_keys(const block_t *b, const krn_f16 *k, uint32_t t0, uint32_t count)
-{
-    uint32_t dim = b->args->dim;
-
-    for (uint32_t t = 0; t < count; t += 16) {
-        for (uint32_t d = 0; d < dim; d += 16) {
-            v16 rows[16];
-            for (uint32_t i = 0; i < 16; i++) {
-                const krn_f16 *from = k + (size_t)(t0 + t + i) * dim + d;
-                rows[i] = t + i < count ? v16_load_f16(from) : v16_set1(0.0f);
-            }
-            v16_transpose(rows);
-            for (uint32_t i = 0; i < 16; i++)
-                v16_store(b->converted + (size_t)(d + i) * CHUNK_TOKENS + t, rows[i]);
-        }
-    }
-}
-
-// Logits of R pairs and T times 16 tokens. Lane sums are made in the order 0 8 4 12 2 10 6 14 1 ...
-// and added up like a binary counter: two of equal size become one. That is the tree, with five
-// sums alive instead of sixteen.
-KRN_INLINE void qk_tile(const block_t *b, uint32_t pair, uint32_t t, float *logits, const int R,
-                        const int T)
-{
-    static const uint8_t order[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-    const uint32_t dim = b->args->dim;
-    const float *q = b->q + (size_t)pair * dim, *k = b->converted + t;
-    v16 level[5][R][T];
-
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; j++) {
-        v16 sum[R][T];
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int i = 0; i < T; i++)
-                sum[r][i] = v16_set1(0.0f);
-        for (uint32_t d = order[j]; d < dim; d += 16) {
-            v16 keys[T];
-#pragma GCC unroll 4
-            for (int i = 0; i < T; i++)
-                keys[i] = v16_load(k + (size_t)d * CHUNK_TOKENS + 16 * i);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                v16 x = v16_set1(q[r * dim + d]);
-#pragma GCC unroll 4
-                for (int i = 0; i < T; i++)
-                    sum[r][i] = v16_fma(x, keys[i], sum[r][i]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-            for (int i = 0; i < T; i++) {
-                v16 x = sum[r][i];
-                x = (j & 1) == 1 ? v16_add(level[0][r][i], x) : x;
-                x = (j & 3) == 3 ? v16_add(level[1][r][i], x) : x;
-                x = (j & 7) == 7 ? v16_add(level[2][r][i], x) : x;
-                x = (j & 15) == 15 ? v16_add(level[3][r][i], x) : x;
-                level[(j & 1) == 0    ? 0
-                      : (j & 3) == 1  ? 1
-                      : (j & 7) == 3  ? 2
-                      : (j & 15) == 7 ? 3
-                                      : 4][r][i] = x;
-            }
-    }
-    v16 scale = v16_set1(b->args->scale);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-        for (int i = 0; i < T; i++)
-            v16_store(logits + (size_t)r * b->logits_stride + 16 * i,
-                      v16_mul(level[4][r][i], scale));
-}
-
-static void logits_many(const block_t *b, const krn_f16 *k)
-{
-    const uint32_t R = KRN_QK_PAIRS, T = KRN_QK_VECTORS;
-
-    for (uint32_t t0 = 0; t0 < b->visible_max; t0 += CHUNK_TOKENS) {
-        uint32_t count = min_u32(b->visible_max - t0, CHUNK_TOKENS);
-        transpose_keys(b, k, t0, count);
-        for (uint32_t pair = 0; pair < b->pairs;) {
-            uint32_t step = b->pairs - pair >= R ? R : 1;
-            float *logits = b->logits + (size_t)pair * b->logits_stride + t0;
-            uint32_t t = 0;
-            for (; t + 16 * T <= round_up16(count); t += 16 * T) {
-                if (step == R)
-                    qk_tile(b, pair, t, logits + t, KRN_QK_PAIRS, KRN_QK_VECTORS);
-                else
-                    qk_tile(b, pair, t, logits + t, 1, KRN_QK_VECTORS);
-            }
-            for (; t < count; t += 16) {
-                for (uint32_t i = 0; i < step; i++)
-                    qk_tile(b, pair + i, t, logits + (size_t)i * b->logits_stride + t, 1, 1);
-            }
-            pair += step;
-        }
-    }
-}
-
-// Lane sums of R pairs with one token's K, to lanes[pair][token].
-KRN_INLINE void dot_lanes(const float *q, const krn_f16 *k, uint32_t dim, float lanes[][16][16],
-                          uint32_t token, const int R)
-{
-    v16 sum[R];
-
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        sum[r] = v16_set1(0.0f);
-    for (uint32_t d = 0; d < dim; d += 16) {
-        v16 keys = v16_load_f16(k + d);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++)
-            sum[r] = v16_fma(v16_load(q + r * dim + d), keys, sum[r]);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++)
-        v16_store(lanes[r][token], sum[r]);
-}
-
-KRN_INLINE void qk_few(const block_t *b, const krn_f16 *k, uint32_t pair, const int R)
-{
-    const uint32_t dim = b->args->dim;
-    const float *q = b->q + (size_t)pair * dim;
-    _Alignas(64) float lanes[R][16][16];
-
-    memset(lanes, 0, sizeof lanes);
-    for (uint32_t t = 0; t < b->visible_max; t += 16) {
-        uint32_t count = min_u32(b->visible_max - t, 16);
-        for (uint32_t i = 0; i < count; i++)
-            dot_lanes(q, k + (size_t)(t + i) * dim, dim, lanes, i, R);
-        for (int r = 0; r < R; r++)
-            v16_store(b->logits + (size_t)(pair + r) * b->logits_stride + t,
-                      v16_mul(v16_tree16((const float(*)[16])lanes[r]), v16_set1(b->args->scale)));
-    }
-}
-
-static void logits_few(const block_t *b, const krn_f16 *k)
-{
-    for (uint32_t pair = 0; pair < b->pairs;) {
-        switch (b->pairs - pair) {
-        case 1:
-            qk_few(b, k, pair, 1);
-            pair += 1;
-            break;
-        case 2:
-            qk_few(b, k, pair, 2);
-            pair += 2;
-            break;
-        case 3:
-            qk_few(b, k, pair, 3);
-            pair += 3;
-            break;
-        default:
-            qk_few(b, k, pair, 4);
-            pair += 4;
-            break;
-        }
-    }
-}
+// BLOCK_PAIRS at a time; for each page: logits of all pairs (attention_logits_simd.h), softmax of
+// each, sums of V for each, and the merge into the total. The scalar rule is attend_page of
+// reference.c. V is converted to f32 once a page when many pairs use it, else as it is read.
+#include "kernels/cpu/attention_logits_simd.h"
 
 // ---- Softmax ------------------------------------------------------------------------
 
@@ -264,7 +46,7 @@ KRN_INLINE void pv_tile(const block_t *b, const values_t *values, uint32_t pair,
     const uint32_t dim = b->args->dim;
     const float *p = b->logits + (size_t)pair * b->logits_stride;
     float *out = b->page_out + (size_t)pair * dim + d;
-    v16 acc[R][D];
+    v16 acc[8][8];
 
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
@@ -273,11 +55,14 @@ KRN_INLINE void pv_tile(const block_t *b, const values_t *values, uint32_t pair,
             acc[r][i] = first == 0 ? v16_set1(0.0f) : v16_load(out + r * dim + 16 * i);
     for (uint32_t t = first; t < last; t++) {
         size_t at = (size_t)(t - values->t0) * dim + d;
-        v16 v[D];
+        v16 v[8];
 #pragma GCC unroll 8
         for (int i = 0; i < D; i++)
             v[i] = f16 ? v16_load_f16((const krn_f16 *)values->v + at + 16 * i)
                        : v16_load((const float *)values->v + at + 16 * i);
+#pragma GCC unroll 8
+        for (int i = 0; f16 && i < D; i += 2)
+            v16_prefetch(b->ahead + at + 16 * i);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             v16 weight = v16_set1(p[(size_t)r * b->logits_stride + t]);
@@ -369,6 +154,18 @@ static void values_many(const block_t *b, const krn_f16 *v)
 
 // ---- Pages --------------------------------------------------------------------------
 
+// The factors by which each pair's total and page enter the merge, and the merged max and sum.
+// Where one side is empty the factors mean nothing and are not used.
+static void merge_scales(const block_t *b)
+{
+    for (uint32_t pair = 0; pair < b->pairs; pair += 16) {
+        v16 total = v16_load(b->total_max + pair), page = v16_load(b->page_max + pair);
+        v16 max = v16_max(total, page);
+        v16_store(b->total_scale + pair, v16_exp(v16_sub(total, max)));
+        v16_store(b->page_scale + pair, v16_exp(v16_sub(page, max)));
+    }
+}
+
 // The merge rule of kernels.h: total, in io, with this page.
 static void merge_page(const block_t *b, krn_partials_t *io, uint32_t pair)
 {
@@ -383,17 +180,17 @@ static void merge_page(const block_t *b, krn_partials_t *io, uint32_t pair)
         memcpy(total, page, dim * sizeof(float));
         return;
     }
-    float max = a_max > b_max ? a_max : b_max;
-    float ea = krn_expf(a_max - max), eb = krn_expf(b_max - max);
+    float ea = b->total_scale[pair], eb = b->page_scale[pair];
     v16 wide_a = v16_set1(ea), wide_b = v16_set1(eb);
     for (uint32_t d = 0; d < dim; d += 16)
         v16_store(total + d,
                   v16_fma(wide_b, v16_load(page + d), v16_mul(wide_a, v16_load(total + d))));
     b->total_sum[pair] = fmaf(eb, b->page_sum[pair], ea * b->total_sum[pair]);
-    b->total_max[pair] = max;
+    b->total_max[pair] = a_max > b_max ? a_max : b_max;
 }
 
-static void attend_page(block_t *b, const krn_page_t *page, krn_partials_t *io)
+static void attend_page(block_t *b, const krn_page_t *page, const krn_page_t *next,
+                        krn_partials_t *io)
 {
     const krn_attention_args_t *args = b->args;
     size_t base = (size_t)b->kv_head * args->capacity * args->dim;
@@ -406,6 +203,7 @@ static void attend_page(block_t *b, const krn_page_t *page, krn_partials_t *io)
     }
     if (b->visible_max == 0)
         return;
+    b->ahead = page->v + base;
     if (b->pairs < FEW_PAIRS)
         logits_few(b, page->k + base);
     else
@@ -413,12 +211,14 @@ static void attend_page(block_t *b, const krn_page_t *page, krn_partials_t *io)
     for (uint32_t pair = 0; pair < b->pairs; pair++)
         if (b->visible[pair] > 0)
             softmax_pair(b, pair);
+    b->ahead = next->k + base;
     if (b->pairs < FEW_PAIRS) {
         values_t values = {.v = page->v + base, .count = b->visible_max};
         values_chunk(b, &values, 1);
     } else {
         values_many(b, page->v + base);
     }
+    merge_scales(b);
     for (uint32_t pair = 0; pair < b->pairs; pair++)
         if (b->visible[pair] > 0)
             merge_page(b, io, pair);
@@ -439,7 +239,10 @@ static void block_carve(block_t *b)
     b->page_sum = b->page_max + BLOCK_PAIRS;
     b->total_max = b->page_sum + BLOCK_PAIRS;
     b->total_sum = b->total_max + BLOCK_PAIRS;
-    b->visible = (uint32_t *)(b->total_sum + BLOCK_PAIRS);
+    b->total_scale = b->total_sum + BLOCK_PAIRS;
+    b->page_scale = b->total_scale + BLOCK_PAIRS;
+    b->visible = (uint32_t *)(b->page_scale + BLOCK_PAIRS);
+    memset(b->page_max, 0, 4 * BLOCK_PAIRS * sizeof(float)); // read beyond the last pair
 }
 
 static void attend_block(block_t *b, const krn_attention_part_t *part, krn_partials_t *io)
@@ -454,7 +257,7 @@ static void attend_block(block_t *b, const krn_attention_part_t *part, krn_parti
         b->total_sum[pair] = io->sum[at];
     }
     for (uint32_t p = part->page0; p < part->page0 + part->pages; p++)
-        attend_page(b, &args->pages[p], io);
+        attend_page(b, &args->pages[p], &args->pages[min_u32(p + 1, args->page_count - 1)], io);
     for (uint32_t pair = 0; pair < b->pairs; pair++) {
         size_t at = pair_at(b, pair);
         io->max[at] = b->total_max[pair];

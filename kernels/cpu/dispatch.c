@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Chooses the kernels of this processor, once asked, by what it and the operating system support.
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -23,13 +24,22 @@ static const krn_ops_t portable = OPS(portable);
 static const krn_ops_t avx2 = OPS(avx2);
 static const krn_ops_t avx512 = OPS(avx512);
 
+// cpuid is a trap of some 20 us in a virtual machine: asked once.
+static int has_f16c(void)
+{
+    static atomic_int known; // 0: not asked yet, else 1 + the answer
+    unsigned a, b, c, d;
+
+    if (!atomic_load_explicit(&known, memory_order_relaxed))
+        atomic_store_explicit(&known, 1 + (__get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C)),
+                              memory_order_relaxed);
+    return atomic_load_explicit(&known, memory_order_relaxed) - 1;
+}
+
 // __builtin_cpu_supports also asks whether the operating system saves the registers.
 static int has_avx2(void)
 {
-    unsigned a, b, c, d;
-
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static int has_avx512(void)

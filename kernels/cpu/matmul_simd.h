@@ -5,34 +5,34 @@
 // computed together and where a chain is interrupted: a sum stored to `out` after some k and loaded
 // again goes on with the same bits.
 //
-// Few rows (up to TILE rows of registers): bound by reading the weights. A work item is some
-// panels; each thread reads its panels once, several side by side, since one chain alone would wait
-// 4 cycles for every step, and converts f16 in registers.
+// Few rows: bound by reading the weights. A work item is some panels; it reads several side by
+// side, since one chain alone would wait 4 cycles for every step, and converts f16 in registers.
+// More than one tile of rows goes over the same panels while they are in the cache.
 //
 // More rows: bound by arithmetic. Goto's scheme: a work item is a block of rows and some panels.
 // For K_BLOCK of k at a time, the block's x is transposed to [16 rows][k][16] (L2), TILE_PANELS
-// panels are converted to f32 (L1), and register tiles of TILE_ROWS x TILE_PANELS go over the
-// block's rows.
+// panels are converted to f32 (L1) while the next are prefetched, and register tiles of TILE_ROWS x
+// TILE_PANELS go over the block's rows.
 #include <string.h>
 
 #include "common/assert.h"
 #include "kernels/cpu/cpu.h"
 
 #define PANEL_COLUMNS  KRN_PANEL
-#define SMALL_ROWS     KRN_TILE_ROWS // rows computed straight from x and the panels
-#define ROW_GROUP      16u           // rows transposed together
+#define ROW_GROUP      16u                  // rows transposed together
+#define STREAM_ROWS    (4u * KRN_TILE_ROWS) // above, converting once is cheaper than once a tile
 #define BLOCK_ROWS     128u // rows of a work item: the price of converting a panel is shared by these
 #define K_BLOCK        192u // 3 panels: 36 KB
-#define PREFETCH_BYTES 1024 // ahead in every panel of a small product
-#define ITEMS_THREAD                                                                               \
-    4u // work items per thread, so that an interrupted thread does not delay the rest
+#define PREFETCH_BYTES 1024 // ahead in every panel of a streamed product
+#define ITEMS_THREAD   4u   // work items per thread: an interrupted thread does not delay the rest
 
 #define KRN_INLINE static inline __attribute__((always_inline))
 
-// One register tile. Panel p of b begins at b + p * panel_stride; a[r * row_stride + k * k_stride].
+// One register tile. Panel p of b begins at b + p * panel_stride; row r of x is a[k * a_stride +
+// r].
 typedef struct tile_args {
     const float *a;
-    size_t row_stride;
+    size_t a_stride; // ROW_GROUP, or 1 for a row alone; constant where there is more than one row
     const void *b;
     size_t panel_stride;
     uint32_t k;
@@ -49,6 +49,7 @@ typedef struct job {
     uint32_t rows;
     uint32_t panels, item_panels;
     uint32_t item_columns; // items side by side in one block of rows
+    const float *packed;   // few rows: x in groups of [k][16]; x itself for one row
 } job_t;
 
 KRN_INLINE v16 load_weights(const void *b, size_t at, int f16)
@@ -107,27 +108,33 @@ KRN_INLINE void tile_packed(const tile_args_t *t, const int R, const int P)
     tile_store(acc, t, R, P);
 }
 
-KRN_INLINE void small_step(v16 acc[8][8], const tile_args_t *t, uint32_t k, const int R,
-                           const int P, const int f16)
+KRN_INLINE void stream_step(v16 acc[8][8], const tile_args_t *t, uint32_t k, const int R,
+                            const int P, const int f16)
 {
+    const float *a = t->a + k * (R == 1 ? t->a_stride : ROW_GROUP);
+    v16 w[8];
+
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) {
-        v16 w = load_weights(t->b, p * t->panel_stride + (size_t)k * PANEL_COLUMNS, f16);
+    for (int p = 0; p < P; p++)
+        w[p] = load_weights(t->b, p * t->panel_stride + (size_t)k * PANEL_COLUMNS, f16);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
-            acc[r][p] = v16_fma(v16_set1(t->a[r * t->row_stride + k]), w, acc[r][p]);
+    for (int r = 0; r < R; r++) {
+        v16 x = v16_set1(a[r]);
+#pragma GCC unroll 8
+        for (int p = 0; p < P; p++)
+            acc[r][p] = v16_fma(x, w[p], acc[r][p]);
     }
 }
 
-KRN_INLINE void tile_small(const tile_args_t *t, const int R, const int P, const int f16)
+KRN_INLINE void tile_stream(const tile_args_t *t, const int R, const int P, const int f16)
 {
     v16 acc[8][8];
     uint32_t k = 0;
 
     tile_load(acc, t, R, P);
     for (; k + 2 <= t->k; k += 2) {
-        small_step(acc, t, k, R, P, f16);
-        small_step(acc, t, k + 1, R, P, f16);
+        stream_step(acc, t, k, R, P, f16);
+        stream_step(acc, t, k + 1, R, P, f16);
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) // two steps of f16 are one cache line
             v16_prefetch((const char *)t->b +
@@ -135,7 +142,7 @@ KRN_INLINE void tile_small(const tile_args_t *t, const int R, const int P, const
                          PREFETCH_BYTES);
     }
     if (k < t->k)
-        small_step(acc, t, k, R, P, f16);
+        stream_step(acc, t, k, R, P, f16);
     tile_store(acc, t, R, P);
 }
 
@@ -149,17 +156,18 @@ typedef void tile_fn(const tile_args_t *t);
     {                                                                                              \
         tile_packed(t, R, FITS(R, P));                                                             \
     }
-#define SMALL(R, P)                                                                                \
+#define STREAM(R, P)                                                                               \
     static void f16_##R##_##P(const tile_args_t *t)                                                \
     {                                                                                              \
-        tile_small(t, R, FITS(R, P), 1);                                                           \
+        tile_stream(t, R, FITS(R, P), 1);                                                          \
     }                                                                                              \
     static void f32_##R##_##P(const tile_args_t *t)                                                \
     {                                                                                              \
-        tile_small(t, R, FITS(R, P), 0);                                                           \
+        tile_stream(t, R, FITS(R, P), 0);                                                          \
     }
 #define TILES_OF(R)                                                                                \
-    PACKED(R, 1) PACKED(R, 2) PACKED(R, 3) SMALL(R, 1) SMALL(R, 2) SMALL(R, 4) SMALL(R, 8)
+    PACKED(R, 1)                                                                                   \
+    PACKED(R, 2) PACKED(R, 3) STREAM(R, 1) STREAM(R, 2) STREAM(R, 3) STREAM(R, 4) STREAM(R, 8)
 
 TILES_OF(1)
 TILES_OF(2)
@@ -180,11 +188,11 @@ TILES_OF(8)
     }
 #define F16_ROW(R)                                                                                 \
     {                                                                                              \
-        f16_##R##_1, f16_##R##_2, f16_##R##_4, f16_##R##_8                                         \
+        f16_##R##_1, f16_##R##_2, f16_##R##_3, f16_##R##_4, f16_##R##_8                            \
     }
 #define F32_ROW(R)                                                                                 \
     {                                                                                              \
-        f32_##R##_1, f32_##R##_2, f32_##R##_4, f32_##R##_8                                         \
+        f32_##R##_1, f32_##R##_2, f32_##R##_3, f32_##R##_4, f32_##R##_8                            \
     }
 #if KRN_TILE_ROWS == 8
 #define TABLE(ROW)                                                                                 \
@@ -203,8 +211,9 @@ TILES_OF(8)
     }
 #endif
 
+static const uint32_t stream_panels[5] = {1, 2, 3, 4, 8};
 static tile_fn *const packed_tiles[KRN_TILE_ROWS][3] = TABLE(PACKED_ROW);
-static tile_fn *const small_tiles[2][KRN_TILE_ROWS][4] = {TABLE(F32_ROW), TABLE(F16_ROW)};
+static tile_fn *const stream_tiles[2][KRN_TILE_ROWS][5] = {TABLE(F32_ROW), TABLE(F16_ROW)};
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -221,46 +230,6 @@ static uint32_t last_columns(const krn_weight_t *w, uint32_t panel_end)
     return min_u32(w->n - (panel_end - 1) * PANEL_COLUMNS, PANEL_COLUMNS);
 }
 
-// ---- Few rows -----------------------------------------------------------------------
-
-static void small_item(void *ctx, uint32_t index)
-{
-    const job_t *job = ctx;
-    const krn_weight_t *w = job->w;
-    uint32_t panel = index * job->item_panels;
-    uint32_t end = min_u32(panel + job->item_panels, job->panels);
-    tile_args_t t = {.a = job->x,
-                     .row_stride = w->k,
-                     .panel_stride = (size_t)w->k * PANEL_COLUMNS,
-                     .k = w->k,
-                     .out_stride = w->n};
-
-    while (panel < end) {
-        uint32_t log = 0;
-        while (log < 3 && (2u << log) <= end - panel && (2u << log) * job->rows <= KRN_ACCUMULATORS)
-            log++;
-        t.b = (const char *)w->data + panel * t.panel_stride * weight_bytes(w);
-        t.out = job->out + (size_t)panel * PANEL_COLUMNS;
-        panel += 1u << log;
-        t.last_columns = last_columns(w, panel);
-        small_tiles[w->type == KRN_WEIGHT_F16][job->rows - 1][log](&t);
-    }
-}
-
-static void matmul_small(krn_pool_t *pool, job_t *job)
-{
-    uint32_t threads = krn_pool_threads(pool);
-    uint32_t wide = 8; // panels side by side
-
-    while (wide > 1 && wide * job->rows > KRN_ACCUMULATORS)
-        wide /= 2;
-    uint32_t share = (job->panels + threads * ITEMS_THREAD - 1) / (threads * ITEMS_THREAD);
-    job->item_panels = threads == 1 ? job->panels : (share + wide - 1) / wide * wide;
-    krn_pool_run(pool, (job->panels + job->item_panels - 1) / job->item_panels, small_item, job);
-}
-
-// ---- Many rows ----------------------------------------------------------------------
-
 // to[k][16] = x[row][k], for up to 16 rows; rows that are not there are 0.
 static void pack_rows(const float *x, size_t stride, uint32_t rows, uint32_t k, float *to)
 {
@@ -275,61 +244,138 @@ static void pack_rows(const float *x, size_t stride, uint32_t rows, uint32_t k, 
     }
 }
 
-// The weights of `panels` panels from `panel` on, k in [k0, k0 + k), as f32 in
-// to[panel][K_BLOCK][16].
-static void convert_panels(const krn_weight_t *w, uint32_t panel, uint32_t panels, uint32_t k0,
-                           uint32_t k, float *to)
+// ---- Few rows -----------------------------------------------------------------------
+
+// Index into stream_panels: the most panels for tiles of `rows` that fit the registers and `left`.
+static uint32_t stream_width(uint32_t rows, uint32_t left)
 {
-    for (uint32_t p = 0; p < panels; p++) {
-        const krn_f16 *from =
-            (const krn_f16 *)w->data + ((size_t)(panel + p) * w->k + k0) * PANEL_COLUMNS;
-        for (uint32_t i = 0; i < k; i++)
+    uint32_t width = 4;
+
+    while (width > 0 &&
+           (stream_panels[width] > left || stream_panels[width] * rows > KRN_ACCUMULATORS))
+        width--;
+    return width;
+}
+
+// Rows [r, r + count) of the packed groups: never over the end of a group.
+static uint32_t tile_rows(uint32_t rows, uint32_t r)
+{
+    return min_u32(min_u32(rows - r, KRN_TILE_ROWS), ROW_GROUP - r % ROW_GROUP);
+}
+
+static void stream_item(void *ctx, uint32_t index)
+{
+    const job_t *job = ctx;
+    const krn_weight_t *w = job->w;
+    uint32_t panel = index * job->item_panels;
+    uint32_t end = min_u32(panel + job->item_panels, job->panels);
+    tile_args_t t = {.a_stride = job->rows == 1 ? 1 : ROW_GROUP,
+                     .panel_stride = (size_t)w->k * PANEL_COLUMNS,
+                     .k = w->k,
+                     .out_stride = w->n};
+
+    while (panel < end) {
+        uint32_t width = stream_width(min_u32(job->rows, KRN_TILE_ROWS), end - panel);
+        t.b = (const char *)w->data + panel * t.panel_stride * weight_bytes(w);
+        t.last_columns = last_columns(w, panel + stream_panels[width]);
+        for (uint32_t r = 0, count; r < job->rows; r += count) {
+            count = tile_rows(job->rows, r);
+            t.a = job->packed + (size_t)(r / ROW_GROUP) * ROW_GROUP * w->k + r % ROW_GROUP;
+            t.out = job->out + (size_t)r * w->n + (size_t)panel * PANEL_COLUMNS;
+            stream_tiles[w->type == KRN_WEIGHT_F16][count - 1][width](&t);
+        }
+        panel += stream_panels[width];
+    }
+}
+
+static void matmul_stream(krn_pool_t *pool, job_t *job)
+{
+    uint32_t threads = krn_pool_threads(pool);
+    uint32_t wide = stream_panels[stream_width(min_u32(job->rows, KRN_TILE_ROWS), UINT32_MAX)];
+    uint32_t share = (job->panels + threads * ITEMS_THREAD - 1) / (threads * ITEMS_THREAD);
+
+    float *packed = krn_pool_caller_scratch(pool);
+    job->packed = job->rows == 1 ? job->x : packed;
+    for (uint32_t r = 0; job->rows > 1 && r < job->rows; r += ROW_GROUP)
+        pack_rows(job->x + (size_t)r * job->w->k, job->w->k, min_u32(job->rows - r, ROW_GROUP),
+                  job->w->k, packed + (size_t)r * job->w->k);
+    job->item_panels = threads == 1 ? job->panels : (share + wide - 1) / wide * wide;
+    krn_pool_run(pool, (job->panels + job->item_panels - 1) / job->item_panels, stream_item, job);
+}
+
+// ---- Many rows ----------------------------------------------------------------------
+
+// Some panels side by side, for k in [k0, k0 + k).
+typedef struct panels {
+    const krn_weight_t *w;
+    uint32_t panel, panels, k0, k;
+} panels_t;
+
+// The panels as f32, in to[panel][K_BLOCK][16].
+static void convert_panels(const panels_t *from_panels, float *to)
+{
+    const krn_weight_t *w = from_panels->w;
+
+    for (uint32_t p = 0; p < from_panels->panels; p++) {
+        size_t start = ((size_t)(from_panels->panel + p) * w->k + from_panels->k0) * PANEL_COLUMNS;
+        const krn_f16 *from = (const krn_f16 *)w->data + start;
+        for (uint32_t i = 0; i < from_panels->k; i++)
             v16_store(to + ((size_t)p * K_BLOCK + i) * PANEL_COLUMNS,
                       v16_load_f16(from + (size_t)i * PANEL_COLUMNS));
     }
 }
 
+// Prefetches rows [first, end) of `rows` parts of what convert_panels will read.
+static void prefetch_panels(const panels_t *next, uint32_t first, uint32_t end, uint32_t rows)
+{
+    uint32_t lines = next->k * PANEL_COLUMNS * (uint32_t)sizeof(krn_f16) / 64; // of one panel
+    uint32_t total = lines * next->panels;
+
+    for (uint32_t i = total * first / rows; i < total * end / rows; i++) {
+        size_t start = ((size_t)(next->panel + i / lines) * next->w->k + next->k0) * PANEL_COLUMNS;
+        v16_prefetch((const char *)next->w->data + start * sizeof(krn_f16) + i % lines * 64);
+    }
+}
+
 // All tiles of one block of rows with `panels` panels side by side; t holds the block's first row.
-static void tiles_of_block(tile_args_t t, uint32_t rows, uint32_t panels)
+static void tiles_of_block(tile_args_t t, uint32_t rows, uint32_t panels, const panels_t *next)
 {
     const float *packed = t.a;
     float *out = t.out;
 
-    for (uint32_t r = 0; r < rows;) {
-        uint32_t group = r % ROW_GROUP;
-        uint32_t count = min_u32(min_u32(rows - r, KRN_TILE_ROWS), ROW_GROUP - group);
-        t.a = packed + (size_t)(r - group) * K_BLOCK + group;
+    for (uint32_t r = 0, count; r < rows; r += count) {
+        count = tile_rows(rows, r);
+        prefetch_panels(next, r, r + count, rows);
+        t.a = packed + (size_t)(r / ROW_GROUP) * ROW_GROUP * K_BLOCK + r % ROW_GROUP;
         t.out = out + r * t.out_stride;
         packed_tiles[count - 1][panels - 1](&t);
-        r += count;
     }
 }
 
-static void block_k(const job_t *job, uint32_t row0, uint32_t rows, uint32_t panel,
-                    uint32_t panel_end, uint32_t k0)
+static void block_k(const job_t *job, uint32_t row0, uint32_t rows, panels_t now, uint32_t end)
 {
     const krn_weight_t *w = job->w;
+    const int f16 = w->type == KRN_WEIGHT_F16;
     float *converted = krn_pool_scratch();
     float *packed = converted + KRN_TILE_PANELS * K_BLOCK * PANEL_COLUMNS;
-    uint32_t k = min_u32(w->k - k0, K_BLOCK);
-    tile_args_t t = {.a = packed, .k = k, .resume = k0 > 0, .out_stride = w->n};
+    tile_args_t t = {.a = packed, .k = now.k, .resume = now.k0 > 0, .out_stride = w->n};
 
     for (uint32_t r = 0; r < rows; r += ROW_GROUP)
-        pack_rows(job->x + (size_t)(row0 + r) * w->k + k0, w->k, min_u32(rows - r, ROW_GROUP), k,
-                  packed + (size_t)r * K_BLOCK);
-    for (uint32_t panels; panel < panel_end; panel += panels) {
-        panels = min_u32(panel_end - panel, KRN_TILE_PANELS);
-        if (w->type == KRN_WEIGHT_F16) {
-            convert_panels(w, panel, panels, k0, k, converted);
-            t.b = converted;
-            t.panel_stride = (size_t)K_BLOCK * PANEL_COLUMNS;
-        } else {
-            t.b = (const float *)w->data + ((size_t)panel * w->k + k0) * PANEL_COLUMNS;
-            t.panel_stride = (size_t)w->k * PANEL_COLUMNS;
-        }
-        t.last_columns = last_columns(w, panel + panels);
-        t.out = job->out + (size_t)row0 * w->n + (size_t)panel * PANEL_COLUMNS;
-        tiles_of_block(t, rows, panels);
+        pack_rows(job->x + (size_t)(row0 + r) * w->k + now.k0, w->k, min_u32(rows - r, ROW_GROUP),
+                  now.k, packed + (size_t)r * K_BLOCK);
+    for (; now.panel < end; now.panel += now.panels) {
+        now.panels = min_u32(end - now.panel, KRN_TILE_PANELS);
+        panels_t next = now;
+        next.panel = now.panel + now.panels;
+        next.panels = f16 ? min_u32(end - next.panel, KRN_TILE_PANELS) : 0;
+        if (f16)
+            convert_panels(&now, converted);
+        t.b = f16 ? converted
+                  : (const float *)w->data + ((size_t)now.panel * w->k + now.k0) * PANEL_COLUMNS;
+        t.panel_stride = (size_t)(f16 ? K_BLOCK : w->k) * PANEL_COLUMNS;
+        t.last_columns = last_columns(w, next.panel);
+        t.out = job->out + (size_t)row0 * w->n + (size_t)now.panel * PANEL_COLUMNS;
+        tiles_of_block(t, rows, now.panels, &next);
     }
 }
 
@@ -340,8 +386,11 @@ static void block_item(void *ctx, uint32_t index)
     uint32_t panel = index % job->item_columns * job->item_panels;
     uint32_t panel_end = min_u32(panel + job->item_panels, job->panels);
 
-    for (uint32_t k0 = 0; k0 < job->w->k; k0 += K_BLOCK)
-        block_k(job, row0, min_u32(job->rows - row0, BLOCK_ROWS), panel, panel_end, k0);
+    for (uint32_t k0 = 0; k0 < job->w->k; k0 += K_BLOCK) {
+        panels_t first = {
+            .w = job->w, .panel = panel, .k0 = k0, .k = min_u32(job->w->k - k0, K_BLOCK)};
+        block_k(job, row0, min_u32(job->rows - row0, BLOCK_ROWS), first, panel_end);
+    }
 }
 
 static void matmul_blocks(krn_pool_t *pool, job_t *job)
@@ -369,8 +418,10 @@ void KRN_ISA(matmul)(krn_pool_t *pool, const krn_weight_t *w, const float *x, ui
     if (rows == 0)
         return;
     job.panels = (w->n + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
-    if (rows <= SMALL_ROWS)
-        matmul_small(pool, &job);
+    size_t packed_bytes =
+        (size_t)(rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP * w->k * sizeof(float);
+    if (rows == 1 || (rows <= STREAM_ROWS && packed_bytes <= KRN_SCRATCH_BYTES))
+        matmul_stream(pool, &job);
     else
         matmul_blocks(pool, &job);
 }

@@ -33,6 +33,11 @@ static inline __m256i v16_mask8(int32_t n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
+static inline v16 v16_pin(v16 a)
+{
+    __asm__("" : "+x"(a.lo), "+x"(a.hi));
+    return a;
+}
 static inline v16 v16_set1(float x)
 {
     return v16_of(_mm256_set1_ps(x), _mm256_set1_ps(x));
@@ -201,9 +206,6 @@ static inline void v16_transpose(v16 r[16])
     for (int i = 0; i < 16; i++)
         r[i] = v16_of(block[0][i / 8][i % 8], block[1][i / 8][i % 8]);
 }
-static inline void v16_prefetch(const void *p)
-{
-    _mm_prefetch(p, _MM_HINT_T0);
-}
+#define v16_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

@@ -17,7 +17,7 @@
 #define KRN_TILE_PANELS  3
 #define KRN_PV_PAIRS     6
 #define KRN_PV_VECTORS   4
-#define KRN_QK_PAIRS     2
+#define KRN_QK_PAIRS     4
 #define KRN_QK_VECTORS   2
 
 typedef __m512 v16;
@@ -25,6 +25,11 @@ typedef __m512 v16;
 static inline __mmask16 v16_mask(uint32_t n)
 {
     return (__mmask16)((1u << n) - 1u);
+}
+static inline v16 v16_pin(v16 a)
+{
+    __asm__("" : "+v"(a));
+    return a;
 }
 static inline v16 v16_set1(float x)
 {
@@ -179,9 +184,6 @@ static inline void v16_transpose(v16 r[16])
         r[12 + j] = _mm512_shuffle_f32x4(hi0, hi1, 0xdd);
     }
 }
-static inline void v16_prefetch(const void *p)
-{
-    _mm_prefetch(p, _MM_HINT_T0);
-}
+#define v16_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #endif

@@ -31,6 +31,12 @@ typedef struct v16 {
         result.lane[i] = (expression);                                                             \
     return result
 
+// Keeps the value in a register where it is used twice: compilers like to load it twice instead,
+// and loads bind before multiply-adds do.
+static inline v16 v16_pin(v16 a)
+{
+    return a;
+}
 static inline v16 v16_set1(float x)
 {
     V16_EACH(x);
@@ -154,9 +160,7 @@ static inline void v16_transpose(v16 rows[16])
         for (int i = 0; i < 16; i++)
             rows[r].lane[i] = copy[i].lane[r];
 }
-static inline void v16_prefetch(const void *p)
-{
-    __builtin_prefetch(p);
-}
+// A macro: gcc takes a function that only prefetches for one without effect, and drops its calls.
+#define v16_prefetch(p) __builtin_prefetch(p)
 
 #endif
