@@ -26,10 +26,12 @@
 #include "common/log.h"
 #include "common/mem.h"
 
-#define PROGRESS_MAX    64u  // calls of UCX's progress in one turn of the loop: others want it too
-#define SPIN_TURNS_BUSY 32u  // empty turns before sleeping while operations are in flight
-#define SPIN_TURNS      4u   // the same with nothing in flight
-#define REAP_MS         500u // as_net_free's patience with UCX; it needs well below 1 ms
+#define PROGRESS_MAX     64u // calls of UCX's progress in one turn of the loop: others want it too
+#define SPIN_TURNS_BUSY  32u // empty turns before sleeping while operations are in flight
+#define SPIN_TURNS       4u  // the same with nothing in flight
+#define SPIN_TURNS_STUCK 1000u // empty turns before naps, when UCX cannot be armed
+#define NAP_US           1000u
+#define REAP_MS          500u // as_net_free's patience with UCX; it needs well below 1 ms
 
 // The handles outlive the net until the loop has run their close callbacks.
 struct ucx_loop_glue {
@@ -209,6 +211,18 @@ static void on_grace(void *ctx)
     ucx_net_kick(net);
 }
 
+// Shared memory cannot be armed while something waits for room in a peer's queue; a peer that takes
+// nothing must not cost a core.
+static void on_nap(void *ctx)
+{
+    ucx_net_t *net = ctx;
+    ucx_loop_glue_t *glue = net->glue;
+    if (!glue->spinning) {
+        glue->spinning = true;
+        uv_idle_start(&glue->idle, on_idle);
+    }
+}
+
 static void tick(ucx_net_t *net)
 {
     ucx_loop_glue_t *glue = net->glue;
@@ -227,9 +241,13 @@ static void tick(ucx_net_t *net)
     if (++glue->empty_turns < (busy ? SPIN_TURNS_BUSY : SPIN_TURNS)) {
         return;
     }
-    if (ucp_worker_arm(net->worker) == UCS_OK) {
+    bool armed = ucp_worker_arm(net->worker) == UCS_OK;
+    if (armed || glue->empty_turns >= SPIN_TURNS_STUCK) {
         glue->spinning = false;
         uv_idle_stop(&glue->idle);
+    }
+    if (!armed && !glue->spinning) {
+        as_timer_start(net->nap, NAP_US);
     }
 }
 
@@ -280,9 +298,13 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
     if (status != AS_OK) {
         goto fail_net;
     }
+    status = as_timer_alloc(loop, on_nap, net, &net->nap);
+    if (status != AS_OK) {
+        goto fail_grace;
+    }
     status = ucx_context_get(&net->context);
     if (status != AS_OK) {
-        goto fail_timer;
+        goto fail_nap;
     }
     status = net_start_worker(net);
     if (status != AS_OK) {
@@ -293,7 +315,9 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
 
 fail_context:
     ucx_context_put();
-fail_timer:
+fail_nap:
+    as_timer_free(net->nap);
+fail_grace:
     as_timer_free(net->grace);
 fail_net:
     as_mem_free(net);
@@ -340,6 +364,7 @@ static void ucx_free(as_net_t *head)
     glue_close(net->glue);
     net->glue = NULL;
     as_timer_free(net->grace);
+    as_timer_free(net->nap);
     ucp_worker_destroy(net->worker);
     while (!ucx_list_is_empty(&net->dying)) { // UCX did not end them in time
         ucx_conn_t *conn = UCX_LIST_OF(net->dying.next, ucx_conn_t);

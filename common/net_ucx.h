@@ -92,6 +92,7 @@ struct ucx_net {
     ucx_list_t inflight, finished, orphans, free_ops;
     as_timer_t *grace; // runs while an endpoint is slow to close
     bool grace_runs;
+    as_timer_t *nap;    // between turns when UCX cannot wake us
     ucx_list_t accepts; // connection requests, as ucx_accept_t
     ucx_op_t *slabs[UCX_SLABS_MAX];
     uint32_t slab_count;

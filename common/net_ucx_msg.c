@@ -31,6 +31,7 @@
 // UCX parses its key without being told the length: at most 64 parts of at most 255 bytes and their
 // lengths.
 #define RKEY_PARSE_BYTES_MAX (16u + 64u * 256u)
+#define EAGER_BYTES_MAX      (64u << 10)
 #define GREETING_MAGIC       0x47525341u // "ASRG"
 #define GREETING_VERSION     1u
 
@@ -77,7 +78,9 @@ typedef struct ucx_msg {
     as_net_msg_in_t in;
     void *data; // bytes, or UCX's descriptor of a rendezvous
     bool rendezvous;
-    bool receiving; // UCX has the descriptor now
+    bool receiving;      // UCX has the descriptor now
+    as_net_done_fn done; // of a receive that was a copy: called when the handler has returned
+    void *ctx;
 } ucx_msg_t;
 
 // ---- messages out
@@ -124,6 +127,14 @@ static ucs_status_ptr_t op_request(ucx_op_t *op, unsigned am_id, uint32_t flags)
                            op->data_bytes, &param);
 }
 
+// A rendezvous costs a turn of both sides, eager a copy at the receiver: below this size the copy
+// is the cheaper (64 KiB over TCP: 0.3 CPU seconds a GB against 0.65; 16 KiB over shared memory:
+// 0.2 against 1.6).
+static uint32_t message_flags(const ucx_op_t *op)
+{
+    return op->data_bytes <= EAGER_BYTES_MAX ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
+}
+
 // What UCX queues while it connects may be overtaken by what is sent after: it is held back here.
 static as_status_t send_or_hold(ucx_op_t *op)
 {
@@ -132,7 +143,7 @@ static as_status_t send_or_hold(ucx_op_t *op)
         ucx_list_append(&op->conn->held, &op->link);
         return AS_OK;
     }
-    return op_started(op, op_request(op, UCX_AM_MESSAGE, 0));
+    return op_started(op, op_request(op, UCX_AM_MESSAGE, message_flags(op)));
 }
 
 as_status_t ucx_send(as_conn_t *head, const as_net_send_params_t *params)
@@ -168,6 +179,7 @@ as_status_t ucx_sendv(as_conn_t *head, const as_net_sendv_params_t *params)
     op->data_bytes = 0;
     op->iov_count = params->iov_count;
     for (size_t i = 0; i < params->iov_count; i++) {
+        op->data_bytes += params->iov[i].bytes;
         op->iov[i] = (ucp_dt_iov_t){(void *)(uintptr_t)params->iov[i].data, params->iov[i].bytes};
     }
     return send_or_hold(op);
@@ -197,7 +209,7 @@ static void conn_opened(ucx_conn_t *conn)
         ucx_op_t *op = UCX_LIST_OF(conn->held.next, ucx_op_t);
         ucx_list_remove(&op->link);
         ucx_list_append(&net->inflight, &op->link);
-        ucs_status_ptr_t request = op_request(op, UCX_AM_MESSAGE, 0);
+        ucs_status_ptr_t request = op_request(op, UCX_AM_MESSAGE, message_flags(op));
         if (UCS_PTR_IS_ERR(request)) {
             ucx_op_finish(op, ucx_status(UCS_PTR_STATUS(request)));
         } else if (!request) {
@@ -238,6 +250,9 @@ static ucs_status_t on_message(void *arg, const void *header, size_t header_byte
     msg.in.msg = (as_net_msg_t){aligned, header_bytes,
                                 msg.rendezvous || data_bytes == 0 ? NULL : data, data_bytes};
     net->head.handlers.on_message(net->head.handlers.ctx, &conn->head, &msg.in.msg);
+    if (msg.done) {
+        msg.done(msg.ctx, conn->user_closed ? AS_ERR_CANCELLED : AS_OK);
+    }
     return msg.receiving ? UCS_INPROGRESS : UCS_OK;
 }
 
@@ -278,17 +293,18 @@ as_status_t ucx_msg_recv(as_net_msg_t *head, void *buffer, as_net_done_fn done, 
 {
     ucx_msg_t *msg = (ucx_msg_t *)head;
     ucx_conn_t *conn = (ucx_conn_t *)msg->in.conn;
-    ucx_op_t *op;
-    as_status_t status = ucx_op_take(conn, done, ctx, &op);
-    if (status != AS_OK) {
-        return status;
-    }
     if (!msg->rendezvous) {
         if (head->data_bytes > 0) {
             memcpy(buffer, head->data, head->data_bytes);
         }
-        ucx_op_finish(op, AS_OK);
+        msg->done = done;
+        msg->ctx = ctx;
         return AS_OK;
+    }
+    ucx_op_t *op;
+    as_status_t status = ucx_op_take(conn, done, ctx, &op);
+    if (status != AS_OK) {
+        return status;
     }
     op->receiving = true;
     const ucp_request_param_t param = {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the implementations of rpc.h share: the heads of their objects, which the public calls in rpc.c
-// dispatch through. rpc.c (gRPC) and rpc_sim.c (simulation) each have their own larger structs that begin
-// with these.
+// What the implementations of rpc.h share: the heads of their objects, which the public calls in
+// rpc.c dispatch through. rpc.c (gRPC) and rpc_sim.c (simulation) each have their own larger
+// structs that begin with these.
 //
-// rpc.c finds the method by name and checks the deadline and the request's descriptor before it calls an
-// operation; an implementation sees only well-formed calls.
+// rpc.c finds the method by name and checks the deadline and the request's descriptor before it
+// calls an operation; an implementation sees only well-formed calls.
 #ifndef AS_RPC_INTERNAL_H
 #define AS_RPC_INTERNAL_H
 
@@ -43,8 +43,9 @@ struct as_rpc_server {
     const as_rpc_server_ops_t *ops;
 };
 
-// A call that a server's handler has not answered yet. The closure_data that a handler is given points to
-// one, in every implementation, so that as_rpc_fail can reach the implementation through it.
+// A call that a server's handler has not answered yet. The closure_data that a handler is given
+// points to one, in every implementation, so that as_rpc_fail can reach the implementation through
+// it.
 typedef struct as_rpc_pending as_rpc_pending_t;
 struct as_rpc_pending {
     void (*fail)(as_rpc_pending_t *pending, as_status_t status, const char *text);

@@ -485,6 +485,28 @@ static void a_peer_killed_with_its_queues_full_is_lost_all_the_same(void **state
     free(out);
 }
 
+static void what_waited_for_a_stopped_peer_goes_on_when_it_runs_again(void **state)
+{
+    client_t *client = *state;
+    enum { COUNT = 1000 };
+    unsigned char out[2000] = {0};
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, out, sizeof(out)), AS_OK);
+    }
+    uint64_t end_us = as_loop_now_us(client->loop) + 100000;
+    while (as_loop_now_us(client->loop) < end_us) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_true(client->sent < COUNT || tcp_only());
+    kill(client->peer.pid, SIGCONT); // it takes them and says nothing
+    uint64_t before_us = as_loop_now_us(client->loop);
+    RUN_UNTIL(client, client->sent == COUNT);
+    assert_true(as_loop_now_us(client->loop) - before_us < 2000000);
+    assert_int_equal(client->lost, 0);
+}
+
 static void a_peer_that_closes_is_lost(void **state)
 {
     client_t *client = *state;
@@ -648,6 +670,7 @@ int main(int argc, char **argv)
         NET_TEST(freeing_a_net_with_a_stopped_peer_cancels_and_does_not_wait),
         NET_TEST(a_peer_killed_in_mid_transfer_fails_what_is_in_flight_and_then_is_lost_once),
         NET_TEST(a_peer_killed_with_its_queues_full_is_lost_all_the_same),
+        NET_TEST(what_waited_for_a_stopped_peer_goes_on_when_it_runs_again),
         NET_TEST(a_peer_that_closes_is_lost),
         NET_TEST(a_connection_may_be_closed_by_its_message_handler),
         NET_TEST(closing_before_the_connection_is_made_is_fine),
