@@ -53,6 +53,7 @@ static void sim_free(as_net_t *head)
     while (net->conns) {
         sim_close(&net->conns->head);
     }
+    net->freeing = true;
     while (net->ops) {
         sim_op_end(net, net->ops, AS_ERR_CANCELLED);
     }

@@ -34,7 +34,8 @@ uint64_t as_sim_trace(const as_sim_t *sim);
 as_status_t as_net_alloc_sim(as_sim_t *sim, const char *name, const as_net_handlers_t *handlers,
                              as_net_t **net_p) AS_MUST_USE;
 // The node vanishes as by kill -9: peers see on_lost after a short delay; nothing it had in flight
-// arrives. Its own callbacks never run again. Free it afterwards.
+// arrives. Its own callbacks never run again, but that as_net_free, as ever, ends what was in
+// flight, so that its owner can be freed.
 void as_sim_kill(as_sim_t *sim, as_net_t *net);
 // As by SIGSTOP: nothing is delivered to or from the node until it is resumed. Peers are told
 // nothing.

@@ -98,7 +98,7 @@ void sim_op_end(sim_net_t *net, sim_op_t *op, as_status_t status)
     as_net_done_fn done = op->done;
     void *ctx = op->ctx;
     as_mem_free(op);
-    if (done && !net->killed) {
+    if (done && (!net->killed || net->freeing)) {
         done(ctx, status);
     }
 }

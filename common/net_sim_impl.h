@@ -61,6 +61,7 @@ struct sim_net {
     char name[SIM_NAME_BYTES_MAX];
     char address[SIM_ADDRESS_BYTES_MAX];
     bool listening, killed, stopped;
+    bool freeing; // as_net_free ends what is in flight, also of a killed net
     sim_conn_t *conns;
     sim_op_t *ops;
     sim_mem_t *mems;
