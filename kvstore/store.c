@@ -112,7 +112,7 @@ void kvs_store_watch(kvs_store_t *store)
 
 static size_t percent_of_pool(const kvs_store_t *store, uint32_t percent)
 {
-    return kvs_pool_bytes(store->pool) / 100 * percent;
+    return kvs_pool_bytes(store->pool) * percent / 100;
 }
 
 static void on_evict(void *ctx)
