@@ -70,7 +70,7 @@ static const as_options_t options = {
 };
 
 static const char *const questions[QUESTIONS] = {
-    "Question: Why did Marta Oldecamp refuse to build a pier, and what did she build instead?",
+    "Question: How did the people of Velm get salt, and how did a salt master judge the brine?",
     "Question: What did Hanne Visser notice in 1874, and how did it save the harbour?",
 };
 

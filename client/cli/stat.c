@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `assay stat`: the scheduler's view of the nodes, and each store's own figures.
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/cli/cli.h"
@@ -66,6 +67,14 @@ static Assay__StoreStatReply *store_stat(const Assay__NodeStat *node)
                   : NULL;
 }
 
+// By role, then by name.
+static int compare_nodes(const void *left, const void *right)
+{
+    const Assay__NodeStat *a = *(Assay__NodeStat *const *)left,
+                          *b = *(Assay__NodeStat *const *)right;
+    return a->role != b->role ? (a->role < b->role ? -1 : 1) : strcmp(a->name, b->name);
+}
+
 // ---- For people
 
 static void print_nodes(const Assay__StatReply *stat)
@@ -80,7 +89,7 @@ static void print_nodes(const Assay__StatReply *stat)
         cli_cell(out, "%s", node->name[0] ? node->name : "-");
         cli_cell(out, "%s", role_name(node->role));
         cli_cell(out, "%s", state_name(node->state));
-        cli_cell(out, "%s", node->http_address[0] ? node->http_address : node->data_address);
+        cli_cell(out, "%s", store ? node->data_address : node->http_address);
         cli_cell(out, "%s", cli_duration((double)node->silence_ms));
         cli_cell(out, store ? "%llu" : "-", (unsigned long long)node->full_blocks);
         cli_cell(out, "%s", load ? cli_bytes((double)load->used_bytes) : "-");
@@ -222,6 +231,9 @@ int cli_stat(int argc, char **argv)
                                                           "Stat", &request.base, false);
     if (!stat) {
         return 1;
+    }
+    if (stat->n_nodes > 0) {
+        qsort(stat->nodes, stat->n_nodes, sizeof(stat->nodes[0]), compare_nodes);
     }
     if (as_json) {
         print_json(stat);

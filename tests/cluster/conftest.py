@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+
+import pytest
+
+from harness import Cluster
+
+TEXT = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "demo-text.txt")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory):
+    """One of each, for tests that do no harm."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def prompt():
+    """Some 400 tokens of English: six blocks and a part of one."""
+    with open(TEXT) as file:
+        return file.read()[:1800]

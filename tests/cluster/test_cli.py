@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: up, run, stat, ls, verify, and how a cluster that it started ends."""
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from harness import BIN, END_SECONDS, MODEL, START_SECONDS, wait_until
+
+ASSAY = os.path.join(BIN, "assay")
+
+
+class Up:
+    """`assay up`, in a run directory of its own."""
+
+    def __init__(self, run_dir, *options):
+        self.run_dir = str(run_dir)
+        self.child = subprocess.Popen([ASSAY, "up", f"--model={MODEL}", "--port=0", "--ram=64MiB", "--context=2048",
+                                       f"--run-dir={run_dir}", *options],
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        self.output, deadline = b"", time.monotonic() + START_SECONDS
+        while b"Ctrl-C" not in self.output:
+            assert time.monotonic() < deadline and self.child.poll() is None, self.output
+            if select.select([self.child.stdout], [], [], 1)[0]:
+                self.output += os.read(self.child.stdout.fileno(), 4096)
+        with open(os.path.join(self.run_dir, "cluster.json")) as file:
+            self.nodes = {node["name"]: node for node in json.load(file)["nodes"]}
+
+    def read_until(self, text):
+        deadline = time.monotonic() + END_SECONDS
+        while text not in self.output.decode():
+            assert time.monotonic() < deadline, self.output
+            if select.select([self.child.stdout], [], [], 1)[0]:
+                self.output += os.read(self.child.stdout.fileno(), 4096)
+
+    def is_alive(self, name):
+        try:
+            with open(f"/proc/{self.nodes[name]['pid']}/stat") as file:
+                return file.read().split(") ")[1][0] != "Z"
+        except FileNotFoundError:
+            return False
+
+    def end(self, number=signal.SIGINT):
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+        code = self.child.wait(END_SECONDS)
+        self.child.stdout.close()
+        return code
+
+    def assay(self, *arguments):
+        return subprocess.run([ASSAY, arguments[0], f"--run-dir={self.run_dir}", *arguments[1:]], capture_output=True,
+                              text=True, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory):
+    running = Up(tmp_path_factory.mktemp("up"), "--stores=2")
+    yield running
+    assert running.end() == 0
+    assert not any(running.is_alive(name) for name in running.nodes)
+    assert not os.path.exists(os.path.join(running.run_dir, "cluster.json"))
+
+
+def test_run_prints_the_answer_and_then_the_figures(up):
+    done = up.assay("run", "--max-tokens=8", "The capital of France is")
+    assert done.returncode == 0 and "Paris" in done.stdout
+    assert "answer 8 tokens" in done.stderr and "first token" in done.stderr
+
+
+def test_verify_says_identical(up, prompt):
+    done = up.assay("verify", f"--prompt={prompt}", "--max-tokens=16", "--horizon=4", "--temperature=0.8", "--seed=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("identical: yes")
+    assert all(name in done.stdout for name in ("kivi4", "kivi2", "streaming"))
+
+
+def test_stat_and_ls_show_the_stored_blocks(up, prompt):
+    assert up.assay("run", f"{prompt}", "--max-tokens=2").returncode == 0
+    wait_until(lambda: json.loads(up.assay("stat", "--json").stdout)["directory_blocks"] > 0, 20, "blocks are stored")
+    stat = up.assay("stat")
+    assert stat.returncode == 0 and "worker-1" in stat.stdout and "store-2" in stat.stdout
+    blocks = json.loads(up.assay("ls", "--json").stdout)
+    assert blocks and all(len(block["key"]) == 64 and block["tokens"] == 64 for block in blocks)
+    assert len(json.loads(up.assay("ls", "--json", "--limit=2").stdout)) == 2
+    assert up.assay("ls").stdout.startswith("KEY")
+
+
+def test_a_second_cluster_in_the_same_run_dir_is_refused(up):
+    done = subprocess.run([ASSAY, "up", f"--model={MODEL}", f"--run-dir={up.run_dir}"], capture_output=True, text=True,
+                          timeout=30)
+    assert done.returncode == 1 and "running" in done.stderr and "--run-dir" in done.stderr
+
+
+def test_without_a_cluster_commands_say_how_to_start_one(tmp_path):
+    for command in (["stat"], ["ls"], ["run", "hello"], ["verify", "--prompt=hello"]):
+        done = subprocess.run([ASSAY, command[0], f"--run-dir={tmp_path}", *command[1:]], capture_output=True, text=True,
+                              timeout=30)
+        assert done.returncode == 1 and "assay up" in done.stderr, done
+
+
+def test_a_child_that_cannot_start_is_named_with_its_reason(tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF but not really")
+    done = subprocess.run([ASSAY, "up", f"--model={bad}", f"--run-dir={tmp_path}", "--port=0"], capture_output=True,
+                          text=True, timeout=START_SECONDS)
+    assert done.returncode == 1 and "worker-1 ended before it was ready" in done.stderr
+    assert "cannot load --model" in done.stderr
+
+
+def test_a_dead_store_is_reported_and_a_dead_worker_ends_the_rest(tmp_path):
+    running = Up(tmp_path)
+    os.kill(running.nodes["store-1"]["pid"], signal.SIGKILL)
+    running.read_until("store-1")
+    running.read_until("goes on without it")
+    assert running.assay("run", "--max-tokens=2", "hello").returncode == 0
+    os.kill(running.nodes["worker-1"]["pid"], signal.SIGKILL)
+    running.read_until("no worker is left")
+    assert running.end() == 1
+    assert not any(running.is_alive(name) for name in running.nodes)
+
+
+def test_children_end_with_a_starter_that_is_killed(tmp_path):
+    running = Up(tmp_path)
+    running.end(signal.SIGKILL)
+    wait_until(lambda: not any(running.is_alive(name) for name in running.nodes), END_SECONDS, "the children end")
+    assert "assay up" in running.assay("stat").stderr  # the state file is stale, and known to be
