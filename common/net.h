@@ -29,7 +29,10 @@ typedef struct as_net_rkey as_net_rkey_t;
 // is 0. Without it as_net_get answers AS_ERR_UNSUPPORTED: ask the peer to send the bytes.
 enum { AS_NET_CAP_ONESIDED = 1u };
 
-// A message while its handler runs. `data` is NULL when the payload is still at the sender (rendezvous).
+// A message while its handler runs. `data` is NULL when the payload is still at the sender (rendezvous). The header is
+// aligned to 16 bytes; `data` to nothing. All lengths are the peer's word: bound them.
+// Over UCX the messages of one connection come in the order in which they were sent, except that one with a large
+// payload may come after smaller ones that were sent later; over the simulation any may.
 typedef struct as_net_msg {
     const void *header;
     size_t header_bytes;
@@ -60,14 +63,16 @@ typedef struct as_net_handlers {
 
 // UCX net on a uv loop. `handlers` is copied.
 as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers, as_net_t **net_p) AS_MUST_USE;
-// Closes every connection. Operations in flight complete with AS_ERR_CANCELLED before it returns.
+// Closes every connection. Operations in flight complete with AS_ERR_CANCELLED before it returns. Not to be called from
+// a callback of the net; its memory and remote keys must be freed before. Never waits for a peer.
 void as_net_free(as_net_t *net);
 
 // address: "host:port"; port 0 picks one. Only once per net.
 as_status_t as_net_listen(as_net_t *net, const char *address) AS_MUST_USE;
 // The bound address, "host:port"; valid while the net lives; NULL when not listening.
 const char *as_net_address(const as_net_t *net);
-// Returns at once; a connection that cannot be made is reported by on_lost with AS_ERR_UNREACHABLE (and
+// A host given as a name is looked up in the call, which may take the resolver's timeout; a numeric one never waits.
+// Otherwise returns at once; a connection that cannot be made is reported by on_lost with AS_ERR_UNREACHABLE (and
 // operations started on it meanwhile complete with that).
 as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_p) AS_MUST_USE;
 // Ends the connection; operations in flight on it complete with AS_ERR_CANCELLED, later, from the loop. The
@@ -96,7 +101,7 @@ as_status_t as_net_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done
 // connections may still touch it, with the net.
 as_status_t as_net_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p) AS_MUST_USE;
 void as_net_mem_free(as_net_mem_t *mem);
-// Writes the packed remote key, at most AS_NET_RKEY_BYTES_MAX bytes.
+// The key is good for the peers of every net of the process. Writes the packed remote key, at most AS_NET_RKEY_BYTES_MAX bytes.
 as_status_t as_net_mem_pack(const as_net_mem_t *mem, void *rkey, size_t *rkey_bytes_p) AS_MUST_USE;
 as_status_t as_net_rkey_unpack(as_conn_t *conn, const void *rkey, size_t rkey_bytes, as_net_rkey_t **rkey_p) AS_MUST_USE;
 void as_net_rkey_free(as_net_rkey_t *rkey);

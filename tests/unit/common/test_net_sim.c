@@ -448,6 +448,27 @@ static void a_handler_may_close_its_connection(void **state)
     free(data);
 }
 
+static void a_gathered_payload_arrives_as_one(void **state)
+{
+    world_t *world = *state;
+    world->b.buffer = calloc(1, LARGE_BYTES);
+    char *data = calloc(1, LARGE_BYTES);
+    strcpy(data + 100, "end");
+    const uint32_t id = 1;
+    const as_net_iov_t small[2] = {{"be", 2}, {"gin", 4}};
+    const as_net_iov_t large[2] = {{data, 50}, {data + 50, LARGE_BYTES - 50}};
+    assert_int_equal(as_net_sendv(world->a.conn, &id, sizeof(id), small, 2, on_done, &world->a),
+                     AS_OK);
+    as_loop_run(world->loop);
+    assert_string_equal(world->b.buffer, "begin");
+    assert_int_equal(as_net_sendv(world->a.conn, &id, sizeof(id), large, 2, on_done, &world->a),
+                     AS_OK);
+    as_loop_run(world->loop);
+    assert_string_equal(world->b.buffer + 100, "end");
+    assert_int_equal(world->a.sent + world->b.received, 4);
+    free(data);
+}
+
 static void a_full_connection_is_busy(void **state)
 {
     world_t *world = *state;
@@ -547,6 +568,7 @@ int main(void)
         SIM_TEST(loss_corruption_and_reordering_happen),
         SIM_TEST(bandwidth_bounds_the_rate_of_one_direction),
         SIM_TEST(a_handler_may_close_its_connection),
+        SIM_TEST(a_gathered_payload_arrives_as_one),
         SIM_TEST(a_full_connection_is_busy),
         cmocka_unit_test(the_same_seed_gives_the_same_run_and_another_seed_another),
     };

@@ -2,6 +2,7 @@
 // The data plane over UCX, between real processes: once with every transport, once with TCP alone.
 //
 // The second run is this program again, with UCX_TLS set, since UCX reads its settings once.
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -10,7 +11,7 @@
 #include "net_peer.h"
 #include "common/log.h"
 
-#define DEADLINE_US 20000000u
+#define DEADLINE_US 60000000u // sanitizers on a busy machine
 #define MIB         ((size_t)1 << 20)
 
 typedef struct client {
@@ -507,6 +508,78 @@ static void what_waited_for_a_stopped_peer_goes_on_when_it_runs_again(void **sta
     assert_int_equal(client->lost, 0);
 }
 
+static void a_gathered_payload_arrives_as_one(void **state)
+{
+    client_t *client = *state;
+    static const size_t sizes[] = {3000, 4 * MIB}; // eager, rendezvous
+    client->bytes = malloc(4 * MIB);
+    unsigned char *out = malloc(4 * MIB);
+    fill(out, 4 * MIB);
+    for (unsigned i = 0; i < 4; i++) { // the first while connecting
+        size_t size = sizes[i % 2];
+        const as_net_iov_t iov[3] = {
+            {out, 1}, {out + 1, size / 2}, {out + 1 + size / 2, size - size / 2 - 1}};
+        const ask_t ask = {ASK_ECHO, i, 0};
+        client->bytes_used = 0;
+        memset(client->bytes, 0, size);
+        assert_int_equal(as_net_sendv(client->conn, &ask, sizeof(ask), iov, 3, on_done, client),
+                         AS_OK);
+        RUN_UNTIL(client, client->received == i + 1 && client->sent == i + 1);
+        assert_int_equal(client->last_bytes, size);
+        assert_true(matches(client->bytes, size));
+    }
+    free(out);
+}
+
+static unsigned count_descriptors(void)
+{
+    unsigned count = 0;
+    for (int fd = 0; fd < 4096; fd++) {
+        count += fcntl(fd, F_GETFD) >= 0;
+    }
+    return count;
+}
+
+static void connections_that_come_and_go_leave_nothing_behind(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    unsigned before = 0;
+    for (unsigned i = 0; i < 60; i++) {
+        as_net_close(client->conn);
+        assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+        warm_up(client);
+        if (i == 9) { // pools have grown
+            before = count_descriptors();
+        }
+    }
+    assert_in_range(count_descriptors(), 1, before + 5);
+}
+
+static void a_connection_to_a_stopped_peer_can_be_closed_and_freed(void **state)
+{
+    client_t *client = *state;
+    as_net_close(client->conn);
+    kill(client->peer.pid, SIGSTOP);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, "x", 1), AS_OK);
+    uint64_t end_us = as_loop_now_us(client->loop) + 50000;
+    while (as_loop_now_us(client->loop) < end_us) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_int_equal(client->failed + client->lost, 0);
+    as_net_close(client->conn);
+    RUN_UNTIL(client, client->failed == 1);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, "x", 1), AS_OK);
+    uint64_t before_us = as_loop_now_us(client->loop);
+    as_net_free(client->net);
+    client->net = NULL;
+    assert_int_equal(client->failed, 2);
+    assert_true(as_loop_now_us(client->loop) - before_us < 1000000);
+}
+
 static void a_peer_that_closes_is_lost(void **state)
 {
     client_t *client = *state;
@@ -652,6 +725,7 @@ static int run_tcp_only(void)
 
 int main(int argc, char **argv)
 {
+    pattern(); // made before there are threads
     if (argc > 1 && strcmp(argv[1], "peer") == 0) {
         return peer_main();
     }
@@ -671,6 +745,9 @@ int main(int argc, char **argv)
         NET_TEST(a_peer_killed_in_mid_transfer_fails_what_is_in_flight_and_then_is_lost_once),
         NET_TEST(a_peer_killed_with_its_queues_full_is_lost_all_the_same),
         NET_TEST(what_waited_for_a_stopped_peer_goes_on_when_it_runs_again),
+        NET_TEST(a_gathered_payload_arrives_as_one),
+        NET_TEST(connections_that_come_and_go_leave_nothing_behind),
+        NET_TEST(a_connection_to_a_stopped_peer_can_be_closed_and_freed),
         NET_TEST(a_peer_that_closes_is_lost),
         NET_TEST(a_connection_may_be_closed_by_its_message_handler),
         NET_TEST(closing_before_the_connection_is_made_is_fine),
