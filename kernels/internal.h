@@ -18,6 +18,9 @@ void *krn_pool_scratch(void);
 // threads. While they run, the functions on the caller's thread have it as their own.
 void *krn_pool_caller_scratch(krn_pool_t *pool);
 
+// Helper threads that sleep now, rather than spin or work.
+uint32_t krn_pool_sleepers(krn_pool_t *pool);
+
 // Visible tokens of a page for a row at `position`: 0 .. capacity.
 static inline uint32_t krn_page_visible(const krn_page_t *page, uint32_t capacity, int32_t position)
 {

@@ -217,6 +217,11 @@ uint32_t krn_pool_threads(const krn_pool_t *pool)
     return pool->threads;
 }
 
+uint32_t krn_pool_sleepers(krn_pool_t *pool)
+{
+    return atomic_load(&pool->sleepers);
+}
+
 static uint32_t publish(krn_pool_t *pool, uint32_t count, krn_job_fn *fn, void *ctx)
 {
     uint32_t generation = atomic_load(&pool->epoch) + 1;

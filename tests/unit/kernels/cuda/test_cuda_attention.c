@@ -8,6 +8,7 @@
 typedef struct shape {
     uint32_t rows, group, kv_heads, dim, capacity, pages;
     uint32_t gap_max; // up to so many pages are left out before each
+    uint32_t spread;  // or just so many
 } shape_t;
 
 // A random problem that owns its host memory, and the same on the device.
@@ -29,7 +30,7 @@ static void problem_pages(problem_t *p, const shape_t *shape, krn_page_t *pages)
     for (uint32_t i = 0; i < shape->pages; i++, index++) {
         krn_f16 *keys_values = random_halves(2 * half);
         krn_f16 *copy = to_device(keys_values, 2 * half * sizeof(krn_f16));
-        index += shape->gap_max > 0 ? random_below(shape->gap_max + 1) : 0;
+        index += shape->spread + random_below(shape->gap_max + 1);
         pages[i] = (krn_page_t){keys_values, keys_values + half, index};
         on_device[i] = (krn_page_t){copy, copy + half, index};
     }
@@ -114,9 +115,12 @@ static size_t check_attention(shape_t shape)
     assert_int_equal(krn_cuda_attention(stream, &attention), AS_OK);
     assert_device_floats(expected, attention.out, p.floats, what);
     assert_device_floats(expected_lse, attention.lse, p.pairs, what);
-    attention.lse = NULL;
-    assert_int_equal(krn_cuda_attention(stream, &attention), AS_OK);
-    assert_device_floats(expected, attention.out, p.floats, "without lse");
+    if (p.pairs < 50) {
+        attention.lse = NULL;
+        attention.out = device_memory(p.floats * sizeof(float));
+        assert_int_equal(krn_cuda_attention(stream, &attention), AS_OK);
+        assert_device_floats(expected, attention.out, p.floats, "attention without lse");
+    }
     as_mem_free(expected);
     as_mem_free(expected_lse);
     problem_free(&p);
@@ -167,9 +171,9 @@ static void test_runs_in_several_waves_give_the_bits_of_the_reference(void **sta
                      .group = 4,
                      .kv_heads = 1,
                      .dim = 16,
-                     .capacity = 2,
-                     .pages = 50,
-                     .gap_max = 30};
+                     .capacity = 1,
+                     .pages = 18,
+                     .spread = 16};
 
     (void)state;
     assert_true(check_attention(shape) > 0);
@@ -177,13 +181,8 @@ static void test_runs_in_several_waves_give_the_bits_of_the_reference(void **sta
 
 static void test_many_rows_go_through_the_runs_in_their_block(void **state)
 {
-    shape_t shape = {.rows = 300,
-                     .group = 4,
-                     .kv_heads = 2,
-                     .dim = 16,
-                     .capacity = 4,
-                     .pages = 20,
-                     .gap_max = 8};
+    shape_t shape = {
+        .rows = 300, .group = 4, .kv_heads = 2, .dim = 16, .capacity = 4, .pages = 8, .gap_max = 8};
 
     (void)state;
     assert_true(check_attention(shape) == 0);

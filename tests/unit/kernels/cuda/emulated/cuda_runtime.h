@@ -55,7 +55,10 @@ struct fiber {
 inline fiber fibers[THREADS_MAX];
 inline ucontext_t scheduler;
 inline barrier block_barrier, warp_barriers[THREADS_MAX / WARP];
-inline uint32_t exchange[THREADS_MAX]; // what each thread offers in a shuffle
+// What each thread offers in a shuffle: two places in turn, since a thread that has seen all arrive
+// at a shuffle may be one ahead of those that have yet to read.
+inline uint32_t exchange[2][THREADS_MAX];
+inline unsigned int shuffles[THREADS_MAX];
 inline unsigned char *dynamic_shared;
 inline unsigned int current, launches;
 inline bool moved; // some thread arrived or ended since the scheduler last looked
@@ -102,6 +105,7 @@ inline void start_thread(unsigned int thread)
     f.context.uc_stack.ss_size = STACK_BYTES;
     f.context.uc_link = &scheduler;
     f.done = false;
+    shuffles[thread] = 0;
     makecontext(&f.context, run_thread, 0);
     warp_barriers[thread / WARP].members++;
 }
@@ -150,13 +154,12 @@ template <class Body> void launch(dim3 grid, dim3 block, size_t shared_bytes, Bo
 
 inline float shuffle(float value, unsigned int from)
 {
-    barrier &warp = warp_barriers[current / WARP];
+    uint32_t *offers = exchange[shuffles[current]++ % 2];
     float result;
 
-    memcpy(&exchange[current], &value, 4);
-    wait(warp);
-    memcpy(&result, &exchange[current / WARP * WARP + from], 4);
-    wait(warp);
+    memcpy(&offers[current], &value, 4);
+    wait(warp_barriers[current / WARP]);
+    memcpy(&result, &offers[current / WARP * WARP + from], 4);
     return result;
 }
 } // namespace emulated
