@@ -26,11 +26,12 @@ DAMAGE = re.compile(r"Sanitizer|runtime error:|assertion failed|assert failed|SU
 class Process:
     """One daemon. `address` holds what its ready line says: rpc, data, http."""
 
-    def __init__(self, program, arguments, log):
+    def __init__(self, program, arguments, log, environment=None):
         self.program, self.log_path = program, log
         self.expected_end = [0]
         self.log = open(log, "wb")
-        environment = {name: value for name, value in os.environ.items() if name != "ASSAY_MODEL"}
+        environment = {**os.environ, **(environment or {})}
+        environment.pop("ASSAY_MODEL", None)  # would be --model
         self.child = subprocess.Popen([os.path.join(BIN, program)] + arguments, stdout=subprocess.PIPE,
                                       stderr=self.log, env=environment)
         self.pid = self.child.pid
@@ -82,8 +83,9 @@ class Process:
 class Cluster:
     """A scheduler, stores and workers. Use as a context: all are ended and checked at its end."""
 
-    def __init__(self, folder, stores=1, workers=1, scheduler=True, worker_options=(), store_options=()):
-        self.folder, self.counts = str(folder), {}
+    def __init__(self, folder, stores=1, workers=1, scheduler=True, worker_options=(), store_options=(),
+                 environment=None):
+        self.folder, self.counts, self.environment = str(folder), {}, environment
         self.want = (scheduler, stores, workers)
         self.worker_options, self.store_options = list(worker_options), list(store_options)
         self.all, self.stores, self.workers, self.scheduler = [], [], [], None
@@ -116,7 +118,7 @@ class Cluster:
 
     def launch(self, program, arguments):
         number = self.counts[program] = self.counts.get(program, 0) + 1
-        process = Process(program, arguments, os.path.join(self.folder, f"{program}-{number}.log"))
+        process = Process(program, arguments, os.path.join(self.folder, f"{program}-{number}.log"), self.environment)
         self.all.append(process)
         return process
 
