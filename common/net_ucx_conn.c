@@ -350,6 +350,6 @@ const char *ucx_transport(const as_conn_t *head)
         snprintf(conn->transport + used, sizeof(conn->transport) - used, "%s%s", used ? " " : "",
                  name);
     }
-    free(text);
+    as_mem_free(text);
     return conn->transport;
 }

@@ -6,6 +6,7 @@
 // again every RETRY_US.
 #include "gpuworker/cluster.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <time.h>
@@ -40,8 +41,7 @@ typedef struct route_call {
 
 static void copy_text(char *to, size_t bytes, const char *from)
 {
-    strncpy(to, from ? from : "", bytes - 1);
-    to[bytes - 1] = '\0';
+    snprintf(to, bytes, "%s", from ? from : "");
 }
 
 // ---- Membership --------------------------------------------------------------------------------
