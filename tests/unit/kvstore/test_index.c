@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a block, leases and the order of eviction.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/mem.h"
+#include "kvstore/evict.h"
+#include "kvstore/index.h"
+#include "kvstore/lease.h"
+#include "proto/wire.h"
+
+#define BLOCKS 32u
+
+static uint8_t memory[BLOCKS * KVS_POOL_GRAIN_BYTES];
+static kvs_pool_t *pool;
+static kvs_index_t *blocks;
+static int added, removed;
+
+static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+{
+    (void)ctx;
+    (void)key;
+    *(event == KVS_BLOCK_ADDED ? &added : &removed) += 1;
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    added = removed = 0;
+    const kvs_index_options_t options = {BLOCKS, memory, NULL};
+    kvs_index_options_t full = options;
+    if (kvs_pool_alloc(sizeof(memory), BLOCKS, &pool) != AS_OK) {
+        return -1;
+    }
+    full.pool = pool;
+    if (kvs_index_alloc(&full, &blocks) != AS_OK) {
+        return -1;
+    }
+    kvs_index_set_listener(blocks, on_event, NULL);
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    kvs_index_free(blocks);
+    kvs_pool_free(pool);
+    return 0;
+}
+
+static as_key_t key_of(uint32_t n)
+{
+    as_key_t key = {{0}};
+    memcpy(key.bytes, &n, sizeof(n));
+    key.bytes[31] = 1;
+    return key;
+}
+
+// Block n follows block `parent`; 0 is the namespace.
+static kvs_spec_t spec_of(uint32_t n, uint32_t parent)
+{
+    return (kvs_spec_t){key_of(n), key_of(parent), key_of(0), AS_WIRE_FULL, 2, 128, 16};
+}
+
+static kvs_block_t *seal(uint32_t n, uint32_t parent)
+{
+    kvs_block_t *block;
+    kvs_spec_t spec = spec_of(n, parent);
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &block), AS_OK);
+    kvs_index_fill(blocks, block);
+    kvs_index_seal(blocks, block, n);
+    return block;
+}
+
+static kvs_block_t *find(uint32_t n)
+{
+    as_key_t key = key_of(n);
+    return kvs_index_find(blocks, &key, AS_WIRE_FULL);
+}
+
+static void a_block_is_found_only_while_it_is_sealed(void **state)
+{
+    (void)state;
+    kvs_block_t *block;
+    kvs_spec_t spec = spec_of(1, 0);
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &block), AS_OK);
+    assert_null(find(1));
+    kvs_index_fill(blocks, block);
+    assert_null(find(1));
+    assert_int_equal(added, 0);
+    kvs_index_seal(blocks, block, 7);
+    assert_ptr_equal(find(1), block);
+    assert_int_equal(added, 1);
+    kvs_index_doom(blocks, block);
+    assert_null(find(1));
+    assert_int_equal(removed, 1);
+    assert_int_equal(kvs_pool_used(pool), 0);
+}
+
+static void a_key_that_is_being_written_is_taken(void **state)
+{
+    (void)state;
+    kvs_block_t *block, *second;
+    kvs_spec_t spec = spec_of(1, 0);
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &block), AS_OK);
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &second), AS_ERR_EXISTS);
+    spec.kind = AS_WIRE_SEALED; // another kind is another block
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &second), AS_OK);
+    kvs_index_doom(blocks, block);
+    kvs_index_doom(blocks, second);
+}
+
+static void a_condemned_block_waits_for_its_last_pin_and_lease(void **state)
+{
+    (void)state;
+    kvs_block_t *block = seal(1, 0);
+    kvs_index_pin(blocks, block);
+    kvs_index_lease(blocks, block);
+    kvs_index_doom(blocks, block);
+    assert_int_equal(kvs_index_count(blocks, KVS_DYING), 1);
+    assert_null(find(1));
+    kvs_block_t *again = seal(1, 0); // the key is free at once
+    assert_ptr_not_equal(again, block);
+    kvs_index_unpin(blocks, block);
+    assert_int_equal(kvs_index_count(blocks, KVS_DYING), 1);
+    kvs_index_unlease(blocks, block);
+    assert_int_equal(kvs_index_count(blocks, KVS_DYING), 0);
+    assert_ptr_equal(find(1), again);
+    assert_int_equal(kvs_pool_used(pool), KVS_POOL_GRAIN_BYTES);
+}
+
+static void a_full_index_is_busy(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= BLOCKS; n++) {
+        seal(n, 0);
+    }
+    kvs_block_t *block;
+    kvs_spec_t spec = spec_of(BLOCKS + 1, 0);
+    assert_int_equal(kvs_index_reserve(blocks, &spec, &block), AS_ERR_BUSY);
+}
+
+static void children_are_evicted_before_their_parents(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 10; n++) {
+        seal(n, n - 1); // a chain, its first block the oldest
+    }
+    uint64_t evicted = 0;
+    for (uint32_t left = 10; left > 0; left--) {
+        kvs_evict_some(blocks, pool, (left - 1) * KVS_POOL_GRAIN_BYTES, &evicted);
+        for (uint32_t n = 1; n <= 10; n++) {
+            assert_int_equal(find(n) != NULL, n < left);
+        }
+    }
+    assert_int_equal(evicted, 10);
+}
+
+static void a_child_put_before_its_parent_still_goes_first(void **state)
+{
+    (void)state;
+    seal(2, 1);
+    seal(1, 0);
+    seal(3, 2);
+    uint64_t evicted = 0;
+    kvs_evict_some(blocks, pool, 2 * KVS_POOL_GRAIN_BYTES, &evicted);
+    assert_null(find(3));
+    kvs_evict_some(blocks, pool, KVS_POOL_GRAIN_BYTES, &evicted);
+    assert_null(find(2));
+    assert_non_null(find(1));
+}
+
+static void what_was_used_outlives_what_was_not(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n++) {
+        seal(n, 0); // roots of their own
+    }
+    kvs_index_lease(blocks, find(1));
+    kvs_index_unlease(blocks, find(1));
+    uint64_t evicted = 0;
+    kvs_evict_some(blocks, pool, KVS_POOL_GRAIN_BYTES, &evicted);
+    assert_int_equal(evicted, 7);
+    assert_non_null(find(1)); // the oldest of all
+}
+
+static void held_blocks_are_passed_over(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n++) {
+        seal(n, 0);
+    }
+    kvs_block_t *one = find(1), *two = find(2);
+    kvs_index_pin(blocks, one);
+    kvs_index_lease(blocks, two);
+    uint64_t evicted = 0;
+    while (kvs_evict_some(blocks, pool, 0, &evicted)) {
+    }
+    assert_int_equal(evicted, 2);
+    assert_true(find(1) && find(2));
+    kvs_index_unpin(blocks, one);
+    kvs_index_unlease(blocks, two);
+}
+
+static void parents_that_go_round_in_circles_are_evicted_all_the_same(void **state)
+{
+    (void)state;
+    seal(1, 2);
+    seal(2, 3);
+    seal(3, 1);
+    uint64_t evicted = 0;
+    while (kvs_evict_some(blocks, pool, 0, &evicted)) {
+    }
+    assert_int_equal(evicted, 3);
+}
+
+static void a_lease_is_its_owners_and_ends_once(void **state)
+{
+    (void)state;
+    kvs_leases_t *leases;
+    kvs_lease_owner_t a = {KVS_LEASE_NONE}, b = {KVS_LEASE_NONE};
+    kvs_block_t *leased[2] = {seal(1, 0), NULL};
+    uint64_t id, other;
+    assert_int_equal(kvs_leases_alloc(blocks, 2, &leases), AS_OK);
+    assert_int_equal(kvs_lease_begin(leases, &a, leased, 2, 100, &id), AS_OK);
+    assert_ptr_equal(kvs_lease_block(leases, &a, id, 0), leased[0]);
+    assert_null(kvs_lease_block(leases, &a, id, 1)); // was not found
+    assert_null(kvs_lease_block(leases, &a, id, 2)); // was not asked
+    assert_null(kvs_lease_block(leases, &b, id, 0));
+    kvs_lease_end(leases, &b, id);
+    assert_int_equal(kvs_leases_count(leases), 1);
+    assert_int_equal(kvs_lease_begin(leases, &b, leased, 1, 200, &other), AS_OK);
+    assert_int_equal(kvs_lease_begin(leases, &b, leased, 1, 200, &other), AS_ERR_BUSY);
+    kvs_lease_end(leases, &a, id);
+    kvs_lease_end(leases, &a, id);
+    assert_int_equal(leased[0]->leases, 1);
+    kvs_leases_sweep(leases, 199);
+    assert_int_equal(leased[0]->leases, 1);
+    kvs_leases_sweep(leases, 200);
+    assert_int_equal(leased[0]->leases, 0);
+    assert_int_equal(kvs_lease_begin(leases, &a, leased, 1, 100, &other), AS_OK);
+    assert_null(kvs_lease_block(leases, &a, id, 0)); // the slot has another generation
+    kvs_lease_end_owner(leases, &a);
+    assert_int_equal(kvs_leases_count(leases), 0);
+    kvs_leases_free(leases);
+}
+
+static void the_failure_of_each_allocation_is_survived(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1; n <= 5; n++) {
+        const kvs_index_options_t options = {BLOCKS, memory, pool};
+        kvs_index_t *other = NULL;
+        as_mem_fail_nth(n);
+        as_status_t status = kvs_index_alloc(&options, &other);
+        as_mem_fail_nth(0);
+        assert_int_equal(status, n <= 4 ? AS_ERR_NO_MEMORY : AS_OK);
+        kvs_index_free(other);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_block_is_found_only_while_it_is_sealed),
+        TEST(a_key_that_is_being_written_is_taken),
+        TEST(a_condemned_block_waits_for_its_last_pin_and_lease),
+        TEST(a_full_index_is_busy),
+        TEST(children_are_evicted_before_their_parents),
+        TEST(a_child_put_before_its_parent_still_goes_first),
+        TEST(what_was_used_outlives_what_was_not),
+        TEST(held_blocks_are_passed_over),
+        TEST(parents_that_go_round_in_circles_are_evicted_all_the_same),
+        TEST(a_lease_is_its_owners_and_ends_once),
+        TEST(the_failure_of_each_allocation_is_survived),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
