@@ -9,7 +9,7 @@
 #include <netinet/in.h>
 
 #include "net_peer.h"
-#include "common/log.h"
+#include "common/mem.h"
 
 #define DEADLINE_US 60000000u // sanitizers on a busy machine
 #define MIB         ((size_t)1 << 20)
@@ -676,6 +676,41 @@ static void registered_memory_is_zero_and_page_aligned(void **state)
     }
 }
 
+static void every_failed_allocation_is_an_error_and_leaves_nothing_behind(void **state)
+{
+    client_t *client = *state;
+    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost};
+    unsigned failures = 0;
+    for (uint64_t n = 1;; n++) {
+        as_net_t *net = NULL;
+        as_conn_t *conn;
+        void *memory;
+        as_net_mem_t *mem;
+        as_mem_fail_nth(n);
+        as_status_t status = as_net_alloc_ucx(client->loop, &handlers, &net);
+        if (status == AS_OK) {
+            status = as_net_connect(net, client->peer.address, &conn);
+        }
+        if (status == AS_OK) {
+            status = as_net_send(conn, "x", 1, NULL, 0, NULL, NULL);
+        }
+        if (status == AS_OK) {
+            status = as_net_mem_alloc(net, 4096, &memory, &mem);
+            if (status == AS_OK) {
+                as_net_mem_free(mem);
+            }
+        }
+        as_mem_fail_nth(0);
+        as_net_free(net);
+        if (status == AS_OK) {
+            break;
+        }
+        assert_true(status == AS_ERR_NO_MEMORY || status == AS_ERR_BUSY);
+        failures++;
+    }
+    assert_true(failures >= 6);
+}
+
 static void *thread_main(void *arg)
 {
     client_t client;
@@ -754,6 +789,7 @@ int main(int argc, char **argv)
         NET_TEST(a_client_that_goes_is_lost_to_the_server),
         NET_TEST(bytes_of_another_protocol_do_no_harm),
         NET_TEST(registered_memory_is_zero_and_page_aligned),
+        NET_TEST(every_failed_allocation_is_an_error_and_leaves_nothing_behind),
         NET_TEST(nets_on_several_threads_do_not_disturb_each_other),
     };
     int failed =
