@@ -253,7 +253,7 @@ static void test_floats_round_to_the_halves_of_the_reference(void **state)
 
 static void test_shapes_beyond_the_rules_are_refused(void **state)
 {
-    krn_weight_t weight = {.type = (krn_weight_type_t)9, .n = 16, .k = 16};
+    krn_weight_t weight = {.type = (krn_weight_type_t)3, .n = 16, .k = 16};
     krn_cuda_rope_args_t rope = {.rows = 1, .heads = 1, .dim = 16, .rope = {.dim = 32}};
     krn_attention_args_t args = {.rows = 1, .q_heads = 2, .kv_heads = 1, .capacity = 16};
     krn_partials_t io = {0};
