@@ -116,7 +116,9 @@ static void act(world_t *world, asked_t *asked, uint32_t count)
         }
         break;
     case 6:
-        kvs_store_drop_all(store->killed ? world->stores[0].store : store->store);
+        if (!store->killed) {
+            kvs_store_drop_all(store->store);
+        }
         break;
     default:
         break;
