@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store fed with raw messages: every type truncated to every length and with every byte changed;
+// limits; allocation failures.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/checksum.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/net_sim.h"
+#include "kvstore/kvstore.h"
+#include "proto/wire.h"
+
+#define LAYERS       2u
+#define EXTENT_BYTES 2048u
+
+static as_loop_t *loop;
+static as_sim_t *sim;
+static kvs_store_t *store;
+static as_net_t *peer;
+static as_conn_t *conn;
+static uint32_t answers, lost, last_status;
+static uint64_t ticket, lease;
+static uint32_t data_bytes;
+
+static as_status_t net_alloc(void *ctx, as_loop_t *on, const as_net_handlers_t *handlers,
+                             as_net_t **net_p)
+{
+    (void)on;
+    return as_net_alloc_sim(sim, ctx ? ctx : "store", handlers, net_p);
+}
+
+static void on_accept(void *ctx, as_conn_t *accepted)
+{
+    (void)ctx;
+    as_net_close(accepted);
+}
+
+static void on_message(void *ctx, as_conn_t *from, as_net_msg_t *msg)
+{
+    (void)ctx;
+    (void)from;
+    assert_true(as_wire_check(msg->header, msg->header_bytes));
+    answers++;
+    data_bytes = (uint32_t)msg->data_bytes;
+    switch (((const as_wire_head_t *)msg->header)->type) {
+    case AS_WIRE_HELLO_REPLY:
+        last_status = ((const as_wire_hello_reply_t *)msg->header)->status;
+        break;
+    case AS_WIRE_RESERVED:
+        last_status = ((const as_wire_reserved_t *)msg->header)->status;
+        ticket = ((const as_wire_reserved_t *)msg->header)->ticket;
+        break;
+    case AS_WIRE_LOCATED:
+        last_status = ((const as_wire_located_t *)msg->header)->status;
+        lease = ((const as_wire_located_t *)msg->header)->lease_id;
+        break;
+    case AS_WIRE_DATA:
+        last_status = ((const as_wire_data_t *)msg->header)->status;
+        break;
+    case AS_WIRE_COMMITTED:
+        last_status = ((const as_wire_committed_t *)msg->header)->status;
+        break;
+    default:
+        fail();
+    }
+}
+
+static void on_lost(void *ctx, as_conn_t *from, as_status_t status)
+{
+    (void)ctx;
+    (void)status;
+    lost++;
+    as_net_close(from);
+    conn = NULL;
+}
+
+static void on_sent(void *ctx, as_status_t status)
+{
+    (void)ctx;
+    (void)status;
+}
+
+static void nothing(void *ctx)
+{
+    (void)ctx;
+}
+
+// 100 ms: messages take less, and every timeout is much longer.
+static void settle(void)
+{
+    as_timer_t *timer;
+    uint64_t end_us = as_loop_now_us(loop) + 100000;
+    assert_int_equal(as_timer_alloc(loop, nothing, NULL, &timer), AS_OK);
+    as_timer_start(timer, 100000);
+    while (as_loop_now_us(loop) < end_us) {
+        as_loop_run_once(loop, true);
+    }
+    as_timer_free(timer);
+}
+
+static void say(const void *header, size_t bytes, const void *payload, size_t payload_bytes)
+{
+    if (conn) {
+        assert_int_equal(as_net_send(conn, header, bytes, payload, payload_bytes, on_sent, NULL),
+                         AS_OK);
+        settle();
+    }
+}
+
+static void connect_anew(void)
+{
+    if (conn) {
+        as_net_close(conn);
+    }
+    assert_int_equal(as_net_connect(peer, kvs_store_address(store), &conn), AS_OK);
+    const as_wire_hello_t hello = {.head = as_wire_head(AS_WIRE_HELLO, 1), .role = AS_WIRE_CLIENT};
+    uint32_t before = answers;
+    say(&hello, sizeof(hello), NULL, 0);
+    assert_int_equal(answers, before + 1);
+}
+
+static kvs_store_options_t defaults(void)
+{
+    kvs_store_options_t options;
+    kvs_store_options_init(&options);
+    options.loop = loop;
+    options.net_alloc = net_alloc;
+    options.data_address = "store:1";
+    options.instance_id[0] = 1;
+    options.ram_bytes = 1u << 20;
+    options.reservations_max = 8;
+    options.leases_max = 8;
+    return options;
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost};
+    answers = lost = 0;
+    conn = NULL;
+    if (as_loop_alloc_sim(&loop) != AS_OK || as_sim_alloc(loop, 1, &sim) != AS_OK ||
+        as_net_alloc_sim(sim, "peer", &handlers, &peer) != AS_OK) {
+        return -1;
+    }
+    kvs_store_options_t options = defaults();
+    return kvs_store_alloc(&options, &store) == AS_OK ? 0 : -1;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    as_net_free(peer);
+    kvs_store_free(store);
+    as_sim_free(sim);
+    as_loop_free(loop);
+    return 0;
+}
+
+static as_key_t key_of(uint8_t n)
+{
+    as_key_t key = {{n, 7}};
+    return key;
+}
+
+static as_wire_reserve_t reserve_of(uint8_t n)
+{
+    return (as_wire_reserve_t){.head = as_wire_head(AS_WIRE_RESERVE, 2),
+                               .key = key_of(n),
+                               .parent = key_of(0),
+                               .namespace_key = key_of(0),
+                               .kind = AS_WIRE_FULL,
+                               .layers = LAYERS,
+                               .extent_bytes = EXTENT_BYTES,
+                               .tokens = 16};
+}
+
+static uint8_t block[LAYERS * EXTENT_BYTES];
+static uint32_t crcs[LAYERS];
+
+static void make_block(void)
+{
+    for (size_t i = 0; i < sizeof(block); i++) {
+        block[i] = (uint8_t)(i * 13 + 1);
+    }
+    for (uint32_t l = 0; l < LAYERS; l++) {
+        crcs[l] = as_crc32c(0, block + l * EXTENT_BYTES, EXTENT_BYTES);
+    }
+}
+
+static void put(uint8_t n)
+{
+    make_block();
+    const as_wire_reserve_t reserve = reserve_of(n);
+    say(&reserve, sizeof(reserve), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_OK);
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+    say(&write, sizeof(write), block, sizeof(block));
+    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    assert_int_equal(last_status, AS_WIRE_OK);
+}
+
+static void locate(uint8_t n)
+{
+    const as_wire_locate_t ask = {as_wire_head(AS_WIRE_LOCATE, 5), 1, 5000, AS_WIRE_FULL, 0};
+    as_key_t key = key_of(n);
+    say(&ask, sizeof(ask), &key, sizeof(key));
+    assert_int_equal(last_status, AS_WIRE_OK);
+}
+
+static void expect_nothing_held(void)
+{
+    if (conn) {
+        as_net_close(conn);
+        conn = NULL;
+    }
+    settle();
+    kvs_stat_t stat;
+    kvs_store_stat(store, &stat);
+    assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
+}
+
+// One message of each type that a client may say, as sound as it can be.
+static size_t sound_message(uint32_t type, uint8_t header[128], uint8_t payload[sizeof(block)],
+                            size_t *payload_bytes)
+{
+    memset(header, 0, 128);
+    *payload_bytes = 0;
+    const as_wire_head_t head = as_wire_head(type, 9);
+    memcpy(header, &head, sizeof(head));
+    if (type == AS_WIRE_HELLO) {
+        ((as_wire_hello_t *)(void *)header)->role = AS_WIRE_CLIENT;
+    } else if (type == AS_WIRE_LOCATE) {
+        as_wire_locate_t ask = {head, 1, 5000, AS_WIRE_FULL, 0};
+        as_key_t key = key_of(1);
+        memcpy(header, &ask, sizeof(ask));
+        memcpy(payload, &key, *payload_bytes = sizeof(key));
+    } else if (type == AS_WIRE_READ) {
+        as_wire_read_t ask = {head, lease, 0, 1, 0, 1};
+        memcpy(header, &ask, sizeof(ask));
+    } else if (type == AS_WIRE_RESERVE) {
+        as_wire_reserve_t ask = reserve_of(77);
+        memcpy(header, &ask, sizeof(ask));
+    } else if (type == AS_WIRE_COMMIT) {
+        as_wire_commit_t ask = {head, ticket, LAYERS, 0};
+        memcpy(header, &ask, sizeof(ask));
+        memcpy(payload, crcs, *payload_bytes = sizeof(crcs));
+    } else {
+        as_wire_ticket_t ask = {head, type == AS_WIRE_RELEASE ? lease : ticket};
+        memcpy(header, &ask, sizeof(ask));
+        if (type == AS_WIRE_WRITE) {
+            memcpy(payload, block, *payload_bytes = sizeof(block));
+        }
+    }
+    return as_wire_bytes(type);
+}
+
+static const uint32_t questions[] = {AS_WIRE_HELLO,   AS_WIRE_LOCATE,  AS_WIRE_READ,
+                                     AS_WIRE_RELEASE, AS_WIRE_RESERVE, AS_WIRE_WRITE,
+                                     AS_WIRE_COMMIT,  AS_WIRE_ABANDON};
+
+static void every_truncated_header_ends_the_connection_and_nothing_else(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    for (size_t q = 0; q < sizeof(questions) / sizeof(questions[0]); q++) {
+        uint8_t header[128], payload[sizeof(block)];
+        size_t payload_bytes, whole = as_wire_bytes(questions[q]);
+        for (size_t bytes = 0; bytes < whole; bytes++) {
+            connect_anew();
+            sound_message(questions[q], header, payload, &payload_bytes);
+            uint32_t before = lost;
+            say(header, bytes, payload, payload_bytes);
+            assert_int_equal(lost, before + 1);
+        }
+    }
+    as_log_set_level(AS_LOG_INFO);
+    expect_nothing_held();
+}
+
+static void every_changed_byte_is_survived(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    for (size_t q = 0; q < sizeof(questions) / sizeof(questions[0]); q++) {
+        uint8_t header[128], payload[sizeof(block)];
+        size_t payload_bytes, whole = as_wire_bytes(questions[q]);
+        for (size_t at = 0; at < whole; at++) {
+            for (int value = 0; value < 3; value++) {
+                connect_anew();
+                kvs_store_drop_all(store);
+                put(1);
+                locate(1);
+                const as_wire_reserve_t reserve = reserve_of(2);
+                say(&reserve, sizeof(reserve), NULL, 0);
+                sound_message(questions[q], header, payload, &payload_bytes);
+                header[at] = value == 0   ? (uint8_t)(header[at] ^ 1)
+                             : value == 1 ? 0xff
+                                          : (uint8_t)(header[at] + 0x80);
+                say(header, whole, payload, payload_bytes);
+                expect_nothing_held();
+            }
+        }
+    }
+    as_log_set_level(AS_LOG_INFO);
+    connect_anew(); // it still serves
+    kvs_store_drop_all(store);
+    put(1);
+}
+
+static void a_wrong_checksum_is_refused_and_the_key_is_free_again(void **state)
+{
+    (void)state;
+    connect_anew();
+    make_block();
+    const as_wire_reserve_t reserve = reserve_of(1);
+    say(&reserve, sizeof(reserve), NULL, 0);
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+    block[EXTENT_BYTES + 5] ^= 4;
+    say(&write, sizeof(write), block, sizeof(block));
+    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    assert_int_equal(last_status, AS_WIRE_CHECKSUM);
+    kvs_stat_t stat;
+    kvs_store_stat(store, &stat);
+    assert_int_equal(stat.blocks, 0);
+    assert_int_equal(stat.ram_bytes_used, 0);
+    put(1);
+}
+
+static void commit_may_overtake_write(void **state)
+{
+    (void)state;
+    connect_anew();
+    make_block();
+    const as_wire_reserve_t reserve = reserve_of(1);
+    say(&reserve, sizeof(reserve), NULL, 0);
+    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+    uint32_t before = answers;
+    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    assert_int_equal(answers, before); // waits
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+    say(&write, sizeof(write), block, sizeof(block));
+    assert_int_equal(answers, before + 1);
+    assert_int_equal(last_status, AS_WIRE_OK);
+}
+
+static void another_connection_can_use_neither_lease_nor_ticket(void **state)
+{
+    (void)state;
+    connect_anew();
+    put(1);
+    locate(1);
+    uint64_t its = lease;
+    const as_wire_read_t read = {as_wire_head(AS_WIRE_READ, 6), its, 0, 2, 0, 1};
+    say(&read, sizeof(read), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_OK);
+    assert_int_equal(data_bytes, sizeof(block));
+    as_conn_t *first = conn;
+    conn = NULL;
+    connect_anew();
+    say(&read, sizeof(read), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_LEASE);
+    as_net_close(first);
+    expect_nothing_held();
+}
+
+static void past_their_limits_reservations_and_leases_are_busy(void **state)
+{
+    (void)state;
+    connect_anew();
+    put(1);
+    for (uint8_t n = 0; n < 9; n++) {
+        const as_wire_reserve_t reserve = reserve_of((uint8_t)(100 + n));
+        say(&reserve, sizeof(reserve), NULL, 0);
+        assert_int_equal(last_status, n < 8 ? AS_WIRE_OK : AS_WIRE_BUSY);
+    }
+    const as_wire_locate_t ask = {as_wire_head(AS_WIRE_LOCATE, 5), 1, 60000, AS_WIRE_FULL, 0};
+    as_key_t key = key_of(1);
+    for (int n = 0; n < 9; n++) {
+        say(&ask, sizeof(ask), &key, sizeof(key));
+        assert_int_equal(last_status, n < 8 ? AS_WIRE_OK : AS_WIRE_BUSY);
+    }
+    expect_nothing_held();
+}
+
+static void the_failure_of_each_allocation_at_start_is_survived(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    as_mem_fail_nth(0);
+    uint32_t failed = 0;
+    for (uint64_t n = 1; n < 200; n++) {
+        kvs_store_options_t options = defaults();
+        kvs_store_t *other = NULL;
+        options.data_address = "other:1";
+        options.net_ctx = (void *)(uintptr_t) "other";
+        as_mem_fail_nth(n);
+        as_status_t status = kvs_store_alloc(&options, &other);
+        as_mem_fail_nth(0);
+        kvs_store_free(other);
+        if (status == AS_OK) {
+            break;
+        }
+        assert_int_equal(status, AS_ERR_NO_MEMORY);
+        failed++;
+    }
+    as_log_set_level(AS_LOG_INFO);
+    assert_true(failed >= 8 && failed < 199);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(every_truncated_header_ends_the_connection_and_nothing_else),
+        TEST(every_changed_byte_is_survived),
+        TEST(a_wrong_checksum_is_refused_and_the_key_is_free_again),
+        TEST(commit_may_overtake_write),
+        TEST(another_connection_can_use_neither_lease_nor_ticket),
+        TEST(past_their_limits_reservations_and_leases_are_busy),
+        TEST(the_failure_of_each_allocation_at_start_is_survived),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
