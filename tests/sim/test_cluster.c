@@ -111,7 +111,7 @@ static void act(world_t *world, asked_t *asked, uint32_t count)
     case 5:
         if (count > 0) {
             asked_t *one = &asked[(r >> 16) % count];
-            one->cancelled = !one->answer.finished;
+            one->cancelled |= !one->answer.finished;
             gpw_worker_cancel(one->worker->worker, one->answer.id);
         }
         break;
