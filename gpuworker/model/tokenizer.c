@@ -99,7 +99,7 @@ as_status_t gpw_token_list_add(gpw_token_list_t *list, int32_t token)
 static int32_t special_at(const gpw_tokenizer_t *tokenizer, const char *text, size_t bytes,
                           bool control)
 {
-    if (!tokenizer->special_first[(uint8_t)text[0]]) {
+    if (!(tokenizer->special_first[(uint8_t)text[0]] & (control ? 3 : 1))) {
         return -1;
     }
     for (uint32_t i = 0; i < tokenizer->special_count; i++) {

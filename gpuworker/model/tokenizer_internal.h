@@ -52,9 +52,10 @@ struct gpw_tokenizer {
     uint32_t merge_mask;
     int32_t *special; // control and user-defined tokens, longest first
     uint32_t special_count;
-    bool special_first[256]; // bytes that one of them begins with
-    bool *end;               // [count]
-    int32_t bos, eos;        // -1: none
+    // By first byte: bit 0, a user-defined token begins with it; bit 1, another special token does.
+    uint8_t special_first[256];
+    bool *end;        // [count]
+    int32_t bos, eos; // -1: none
     bool add_bos, add_space_prefix, whole_words_first;
     gpw_split_t split;
     char *chat_template; // NULL: none

@@ -373,7 +373,8 @@ static as_status_t load_special(loader_t *loader)
         bool special = type >= GPW_TOKEN_UNKNOWN && type <= GPW_TOKEN_USER_DEFINED;
         if (special && text_bytes(tokenizer, (int32_t)i) > 0) {
             tokenizer->special[tokenizer->special_count++] = (int32_t)i;
-            tokenizer->special_first[(uint8_t)tokenizer->text[tokenizer->start[i]]] = true;
+            tokenizer->special_first[(uint8_t)tokenizer->text[tokenizer->start[i]]] |=
+                type == GPW_TOKEN_USER_DEFINED ? 1 : 2;
         }
     }
     qsort_r(tokenizer->special, tokenizer->special_count, sizeof(int32_t), compare_special,
