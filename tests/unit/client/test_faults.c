@@ -253,6 +253,20 @@ static void an_extent_that_arrives_damaged_is_a_hole(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 6}).status, AS_OK);
 }
 
+static void an_extent_that_the_store_damages_is_a_hole_and_stays_right_there(void **state)
+{
+    (void)state;
+    world_options_t options = short_timeouts(1);
+    options.messages = true;
+    world_open(&world, &options);
+    put_chain(&world, 6);
+    as_fault_arm(AS_FAULT_serve_read_corrupt, 1);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 6});
+    assert_int_equal(result.status, AS_ERR_CHECKSUM);
+    assert_int_equal(as_fault_fired(AS_FAULT_serve_read_corrupt), 1);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 6}).status, AS_OK);
+}
+
 static void of_a_full_store_a_put_says_busy_and_room_is_made(void **state)
 {
     (void)state;
@@ -282,6 +296,7 @@ static uint32_t one_run(uint64_t seed)
 {
     world_options_t options = short_timeouts(seed);
     options.stores = 3;
+    options.messages = seed % 2 == 0;
     options.store.lease_us_max = 500000;
     world_open(&world, &options);
     put_chain(&world, 48); // before the faults begin
@@ -373,6 +388,7 @@ int main(void)
         TEST(a_reservation_whose_writer_is_silent_expires),
         TEST(a_locate_that_is_not_answered_is_a_miss),
         TEST(an_extent_that_arrives_damaged_is_a_hole),
+        TEST(an_extent_that_the_store_damages_is_a_hole_and_stays_right_there),
         TEST(of_a_full_store_a_put_says_busy_and_room_is_made),
         cmocka_unit_test(under_random_faults_nothing_hangs_nothing_is_wrong_nothing_leaks),
     };

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Put, locate and fetch between a real client and a real store, over UCX (shared memory here) and
-// over the simulated network without faults.
+// Put, locate and fetch between a real client and a real store: over UCX by shared memory and by
+// TCP (in a process of its own, since UCX reads its settings once), and over the simulated network
+// with one-sided reads and by messages.
 #include "tests/unit/client/world.h"
 
-static world_t world;
-static bool over_sim;
+#include <unistd.h>
 
-static void begin(const world_options_t *options)
+static world_t world;
+static bool over_sim, by_messages;
+
+static void begin(world_options_t *options)
 {
+    options->messages = by_messages;
     world_open(&world, options);
 }
 
@@ -239,7 +243,7 @@ static void wrong_arguments_are_refused(void **state)
 
 #define TEST(name) cmocka_unit_test_teardown(name, end)
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_chain_that_was_put_is_fetched_whole_and_right),
@@ -256,10 +260,20 @@ int main(void)
         TEST(freeing_the_client_ends_what_is_under_way),
         TEST(wrong_arguments_are_refused),
     };
-    int failed = 0;
+    if (argc > 1) { // run again, by TCP
+        return cmocka_run_group_tests_name("over UCX by TCP", tests, NULL, NULL);
+    }
     over_sim = true;
-    failed += cmocka_run_group_tests_name("over the simulated network", tests, NULL, NULL);
-    over_sim = false;
+    int failed = cmocka_run_group_tests_name("simulated, one-sided", tests, NULL, NULL);
+    by_messages = true;
+    failed += cmocka_run_group_tests_name("simulated, by messages", tests, NULL, NULL);
+    over_sim = by_messages = false;
     failed += cmocka_run_group_tests_name("over UCX", tests, NULL, NULL);
-    return failed;
+    if (failed > 0) {
+        return failed;
+    }
+    setenv("UCX_TLS", "tcp", 1);
+    fflush(NULL);
+    execl("/proc/self/exe", argv[0], "tcp", (char *)NULL);
+    return 1;
 }

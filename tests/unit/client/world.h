@@ -39,6 +39,7 @@ typedef struct world {
 
 typedef struct world_options {
     bool sim;
+    bool messages; // of the simulation: no one-sided reads, as over TCP
     uint64_t seed;
     uint32_t stores;
     kvs_store_options_t store; // loop and net are set here
@@ -138,6 +139,7 @@ static inline void world_open(world_t *world, const world_options_t *options)
     if (options->sim) {
         assert_int_equal(as_loop_alloc_sim(&world->loop), AS_OK);
         assert_int_equal(as_sim_alloc(world->loop, options->seed, &world->sim), AS_OK);
+        as_sim_set_onesided(world->sim, !options->messages);
     } else {
         assert_int_equal(as_loop_alloc_uv(&world->loop), AS_OK);
     }
