@@ -101,7 +101,6 @@ KRN_INLINE void qk_tile(const block_t *b, tile_t at, const uint32_t dim, const i
 #pragma GCC unroll 4
             for (int i = 0; i < T; i++)
                 sum[r][i] = v16_set1(0.0f);
-#pragma GCC unroll 8
         for (uint32_t d = order[j]; d < dim; d += 16) {
             v16 keys[4];
 #pragma GCC unroll 4
@@ -140,21 +139,14 @@ KRN_INLINE void qk_tile(const block_t *b, tile_t at, const uint32_t dim, const i
                       v16_mul(level[4][r][i], scale));
 }
 
-// The tile of most of the work, with the usual dims as constants: then nothing but loads and
-// multiply-adds is left of its inner loop.
+// The tile of most of the work. With the most usual dim as a constant nothing but loads and
+// multiply-adds is left of its inner loop; larger dims would be too much code for that.
 static void qk_tile_full(const block_t *b, tile_t at)
 {
-    switch (b->args->dim) {
-    case 64:
+    if (b->args->dim == 64)
         qk_tile(b, at, 64, KRN_QK_PAIRS, KRN_QK_VECTORS);
-        break;
-    case 128:
-        qk_tile(b, at, 128, KRN_QK_PAIRS, KRN_QK_VECTORS);
-        break;
-    default:
+    else
         qk_tile(b, at, b->args->dim, KRN_QK_PAIRS, KRN_QK_VECTORS);
-        break;
-    }
 }
 
 static void qk_tile_one(const block_t *b, tile_t at)
@@ -196,7 +188,6 @@ KRN_INLINE void dot_lanes(const float *q, const krn_f16 *k, float (*lanes)[16][1
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
         sum[r] = v16_set1(0.0f);
-#pragma GCC unroll 8
     for (uint32_t d = 0; d < dim; d += 16) {
         v16 keys = v16_load_f16(k + d);
 #pragma GCC unroll 4
@@ -217,7 +208,6 @@ KRN_INLINE void qk_few(const block_t *b, const krn_f16 *k, uint32_t pair, const 
     memset(lanes, 0, sizeof lanes);
     for (uint32_t t = 0; t < b->visible_max; t++) {
         dot_lanes(q, k + (size_t)t * dim, (float(*)[16][16])lanes[0][t % 16], dim, R);
-#pragma GCC unroll 8
         for (uint32_t d = 0; d < dim; d += 32)
             v16_prefetch(b->ahead + (size_t)t * dim + d);
         if (t % 16 < 15 && t + 1 < b->visible_max)

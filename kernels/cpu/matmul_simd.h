@@ -21,6 +21,7 @@
 #define PANEL_COLUMNS  KRN_PANEL
 #define ROW_GROUP      16u                  // rows transposed together
 #define STREAM_ROWS    (4u * KRN_TILE_ROWS) // above, converting once is cheaper than once a tile
+#define LOW_ROWS       3u                   // tiles that the memory binds
 #define BLOCK_ROWS     128u // rows of a work item: the price of converting a panel is shared by these
 #define K_BLOCK        192u // 3 panels: 36 KB
 #define PREFETCH_BYTES 1024 // ahead in every panel of a streamed product
@@ -47,9 +48,10 @@ typedef struct job {
     const float *x;
     float *out;
     uint32_t rows;
-    uint32_t panels, item_panels;
-    uint32_t item_columns; // items side by side in one block of rows
-    const float *packed;   // few rows: x in groups of [k][16]; x itself for one row
+    uint32_t panels;
+    uint32_t unit_panels, items;        // few rows: an item is some units of panels
+    uint32_t item_panels, item_columns; // many rows: items side by side in one block of rows
+    const float *packed;                // few rows: x in groups of [k][16]; x itself for one row
 } job_t;
 
 KRN_INLINE v16 load_weights(const void *b, size_t at, int f16)
@@ -146,74 +148,49 @@ KRN_INLINE void tile_stream(const tile_args_t *t, const int R, const int P, cons
     tile_store(acc, t, R, P);
 }
 
-// Every tile is one function, chosen from a table. P is cut to 1 where the registers would not do:
-// such an entry is never chosen.
+// Every tile is one function, chosen from a table: for each height, streams of one, some and many
+// panels side by side (many fill the registers; f32 has no many), and packed tiles of one or all.
 typedef void tile_fn(const tile_args_t *t);
 
-#define FITS(R, P) ((R) * (P) <= KRN_ACCUMULATORS ? (P) : 1)
-#define PACKED(R, P)                                                                               \
-    static void packed_##R##_##P(const tile_args_t *t)                                             \
+#define MANY(R) (KRN_ACCUMULATORS / (R) > 8 ? 8 : KRN_ACCUMULATORS / (R))
+#define SOME(R) (MANY(R) == 8 ? 4 : MANY(R) >= 4 ? 2 : 1)
+#define TILE(R, NAME, CALL)                                                                        \
+    static void NAME##_##R(const tile_args_t *t)                                                   \
     {                                                                                              \
-        tile_packed(t, R, FITS(R, P));                                                             \
+        CALL;                                                                                      \
     }
-#define STREAM(R, P)                                                                               \
-    static void f16_##R##_##P(const tile_args_t *t)                                                \
-    {                                                                                              \
-        tile_stream(t, R, FITS(R, P), 1);                                                          \
-    }                                                                                              \
-    static void f32_##R##_##P(const tile_args_t *t)                                                \
-    {                                                                                              \
-        tile_stream(t, R, FITS(R, P), 0);                                                          \
-    }
-#define TILES_OF(R)                                                                                \
-    PACKED(R, 1)                                                                                   \
-    PACKED(R, 2) PACKED(R, 3) STREAM(R, 1) STREAM(R, 2) STREAM(R, 3) STREAM(R, 4) STREAM(R, 8)
+#define TILES(R)                                                                                   \
+    TILE(R, packed_one, tile_packed(t, R, 1))                                                      \
+    TILE(R, packed_two, tile_packed(t, R, KRN_TILE_PANELS < 2 ? 1 : 2))                            \
+    TILE(R, packed_all, tile_packed(t, R, KRN_TILE_PANELS))                                        \
+    TILE(R, f16_one, tile_stream(t, R, 1, 1))                                                      \
+    TILE(R, f16_some, tile_stream(t, R, SOME(R), 1))                                               \
+    TILE(R, f16_many, tile_stream(t, R, MANY(R), 1))                                               \
+    TILE(R, f32_one, tile_stream(t, R, 1, 0))                                                      \
+    TILE(R, f32_some, tile_stream(t, R, SOME(R), 0))
 
-TILES_OF(1)
-TILES_OF(2)
-TILES_OF(3)
-TILES_OF(4)
-#if KRN_TILE_ROWS > 4
-TILES_OF(5)
-TILES_OF(6)
-#endif
-#if KRN_TILE_ROWS > 6
-TILES_OF(7)
-TILES_OF(8)
-#endif
-
-#define PACKED_ROW(R)                                                                              \
-    {                                                                                              \
-        packed_##R##_1, packed_##R##_2, packed_##R##_3                                             \
-    }
-#define F16_ROW(R)                                                                                 \
-    {                                                                                              \
-        f16_##R##_1, f16_##R##_2, f16_##R##_3, f16_##R##_4, f16_##R##_8                            \
-    }
-#define F32_ROW(R)                                                                                 \
-    {                                                                                              \
-        f32_##R##_1, f32_##R##_2, f32_##R##_3, f32_##R##_4, f32_##R##_8                            \
-    }
 #if KRN_TILE_ROWS == 8
-#define TABLE(ROW)                                                                                 \
-    {                                                                                              \
-        ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8)                             \
-    }
+#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
 #elif KRN_TILE_ROWS == 6
-#define TABLE(ROW)                                                                                 \
-    {                                                                                              \
-        ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6)                                             \
-    }
+#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #else
-#define TABLE(ROW)                                                                                 \
-    {                                                                                              \
-        ROW(1), ROW(2), ROW(3), ROW(4)                                                             \
-    }
+#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4)
 #endif
 
-static const uint32_t stream_panels[5] = {1, 2, 3, 4, 8};
-static tile_fn *const packed_tiles[KRN_TILE_ROWS][3] = TABLE(PACKED_ROW);
-static tile_fn *const stream_tiles[2][KRN_TILE_ROWS][5] = {TABLE(F32_ROW), TABLE(F16_ROW)};
+EACH_HEIGHT(TILES)
+
+typedef struct stream {
+    uint32_t panels;
+    tile_fn *tile;
+} stream_t;
+
+#define PACKED_ROW(R) {packed_one_##R, packed_two_##R, packed_all_##R},
+#define F16_ROW(R)    {{1, f16_one_##R}, {SOME(R), f16_some_##R}, {MANY(R), f16_many_##R}},
+#define F32_ROW(R)    {{1, f32_one_##R}, {SOME(R), f32_some_##R}, {SOME(R), f32_some_##R}},
+
+static tile_fn *const packed_tiles[KRN_TILE_ROWS][3] = {EACH_HEIGHT(PACKED_ROW)};
+static const stream_t f16_streams[KRN_TILE_ROWS][3] = {EACH_HEIGHT(F16_ROW)};
+static const stream_t f32_streams[KRN_TILE_ROWS][3] = {EACH_HEIGHT(F32_ROW)};
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -246,15 +223,17 @@ static void pack_rows(const float *x, size_t stride, uint32_t rows, uint32_t k, 
 
 // ---- Few rows -----------------------------------------------------------------------
 
-// Index into stream_panels: the most panels for tiles of `rows` that fit the registers and `left`.
-static uint32_t stream_width(uint32_t rows, uint32_t left)
+static const stream_t *streams_of(const krn_weight_t *w, uint32_t rows)
 {
-    uint32_t width = 4;
+    return w->type == KRN_WEIGHT_F16 ? f16_streams[rows - 1] : f32_streams[rows - 1];
+}
 
-    while (width > 0 &&
-           (stream_panels[width] > left || stream_panels[width] * rows > KRN_ACCUMULATORS))
-        width--;
-    return width;
+// Which of a height's three streams is the widest that `left` panels allow.
+static uint32_t stream_width(const stream_t *streams, uint32_t left)
+{
+    if (streams[2].panels <= left)
+        return 2;
+    return streams[1].panels <= left ? 1 : 0;
 }
 
 // Rows [r, r + count) of the packed groups: never over the end of a group.
@@ -263,44 +242,62 @@ static uint32_t tile_rows(uint32_t rows, uint32_t r)
     return min_u32(min_u32(rows - r, KRN_TILE_ROWS), ROW_GROUP - r % ROW_GROUP);
 }
 
-static void stream_item(void *ctx, uint32_t index)
+// One tile's height of rows, from row r on, with panels [panel, end).
+static void stream_rows(const job_t *job, uint32_t r, uint32_t count, uint32_t panel, uint32_t end)
 {
-    const job_t *job = ctx;
     const krn_weight_t *w = job->w;
-    uint32_t panel = index * job->item_panels;
-    uint32_t end = min_u32(panel + job->item_panels, job->panels);
+    const stream_t *streams = streams_of(w, count);
     tile_args_t t = {.a_stride = job->rows == 1 ? 1 : ROW_GROUP,
                      .panel_stride = (size_t)w->k * PANEL_COLUMNS,
                      .k = w->k,
                      .out_stride = w->n};
 
+    t.a = job->packed + (size_t)(r / ROW_GROUP) * ROW_GROUP * w->k + r % ROW_GROUP;
     while (panel < end) {
-        uint32_t width = stream_width(min_u32(job->rows, KRN_TILE_ROWS), end - panel);
+        const stream_t *stream = &streams[stream_width(streams, end - panel)];
         t.b = (const char *)w->data + panel * t.panel_stride * weight_bytes(w);
-        t.last_columns = last_columns(w, panel + stream_panels[width]);
+        t.out = job->out + (size_t)r * w->n + (size_t)panel * PANEL_COLUMNS;
+        panel += stream->panels;
+        t.last_columns = last_columns(w, panel);
+        stream->tile(&t);
+    }
+}
+
+static void stream_item(void *ctx, uint32_t index)
+{
+    const job_t *job = ctx;
+    uint32_t units = (job->panels + job->unit_panels - 1) / job->unit_panels;
+    uint32_t panel = (uint32_t)((uint64_t)units * index / job->items) * job->unit_panels;
+    uint32_t end = (uint32_t)((uint64_t)units * (index + 1) / job->items) * job->unit_panels;
+    uint32_t height = min_u32(job->rows, KRN_TILE_ROWS);
+
+    end = min_u32(end, job->panels);
+    while (panel < end) { // all rows with as many panels as the highest tile takes at once
+        const stream_t *streams = streams_of(job->w, height);
+        uint32_t next = panel + streams[stream_width(streams, end - panel)].panels;
         for (uint32_t r = 0, count; r < job->rows; r += count) {
             count = tile_rows(job->rows, r);
-            t.a = job->packed + (size_t)(r / ROW_GROUP) * ROW_GROUP * w->k + r % ROW_GROUP;
-            t.out = job->out + (size_t)r * w->n + (size_t)panel * PANEL_COLUMNS;
-            stream_tiles[w->type == KRN_WEIGHT_F16][count - 1][width](&t);
+            stream_rows(job, r, count, panel, next);
         }
-        panel += stream_panels[width];
+        panel = next;
     }
 }
 
 static void matmul_stream(krn_pool_t *pool, job_t *job)
 {
     uint32_t threads = krn_pool_threads(pool);
-    uint32_t wide = stream_panels[stream_width(min_u32(job->rows, KRN_TILE_ROWS), UINT32_MAX)];
-    uint32_t share = (job->panels + threads * ITEMS_THREAD - 1) / (threads * ITEMS_THREAD);
-
+    uint32_t height = min_u32(job->rows, KRN_TILE_ROWS);
     float *packed = krn_pool_caller_scratch(pool);
+
     job->packed = job->rows == 1 ? job->x : packed;
     for (uint32_t r = 0; job->rows > 1 && r < job->rows; r += ROW_GROUP)
         pack_rows(job->x + (size_t)r * job->w->k, job->w->k, min_u32(job->rows - r, ROW_GROUP),
                   job->w->k, packed + (size_t)r * job->w->k);
-    job->item_panels = threads == 1 ? job->panels : (share + wide - 1) / wide * wide;
-    krn_pool_run(pool, (job->panels + job->item_panels - 1) / job->item_panels, stream_item, job);
+    // Wide tiles want whole widths; low ones are bound by memory and divide evenly instead.
+    job->unit_panels = height <= LOW_ROWS ? 1 : streams_of(job->w, height)[2].panels;
+    uint32_t units = (job->panels + job->unit_panels - 1) / job->unit_panels;
+    job->items = threads == 1 ? 1 : min_u32(units, threads * ITEMS_THREAD);
+    krn_pool_run(pool, job->items, stream_item, job);
 }
 
 // ---- Many rows ----------------------------------------------------------------------

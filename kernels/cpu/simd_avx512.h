@@ -13,12 +13,20 @@
 // full, with 11 loads for 24 multiply-adds.
 #define KRN_ISA(name)    krn_##name##_avx512
 #define KRN_ACCUMULATORS 24
-#define KRN_TILE_ROWS    8
 #define KRN_TILE_PANELS  3
-#define KRN_PV_PAIRS     6
-#define KRN_PV_VECTORS   4
-#define KRN_QK_PAIRS     4
-#define KRN_QK_VECTORS   2
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KRN_TILE_ROWS  4 // checked code of larger tiles takes minutes to compile
+#define KRN_PV_PAIRS   2
+#define KRN_PV_VECTORS 2
+#define KRN_QK_PAIRS   2
+#define KRN_QK_VECTORS 1
+#else
+#define KRN_TILE_ROWS  8
+#define KRN_PV_PAIRS   6
+#define KRN_PV_VECTORS 4
+#define KRN_QK_PAIRS   4
+#define KRN_QK_VECTORS 2
+#endif
 
 typedef __m512 v16;
 

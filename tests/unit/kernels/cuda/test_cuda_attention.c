@@ -264,6 +264,29 @@ static void test_a_run_handed_over_in_pieces_gives_the_bits_of_the_reference(voi
     }
 }
 
+// All products underflow to -0, and so do the logits; their maximum is +0 by the rule.
+static void test_a_maximum_of_minus_zero_becomes_plus_zero(void **state)
+{
+    shape_t shape = {.rows = 1, .group = 1, .kv_heads = 1, .dim = 64, .capacity = 1, .pages = 1};
+    const uint32_t io_shape[2] = {1, shape.dim};
+    problem_t p = problem_make(shape);
+    krn_partials_t io = partials_random(1, shape.dim);
+    float *q = (float *)p.args.q;
+
+    (void)state;
+    for (uint32_t d = 0; d < shape.dim; d++)
+        q[d] = p.args.pages[0].k[d] & 0x8000u ? 1e-40f : -1e-40f;
+    p.on_device.q = floats_to_device(q, shape.dim);
+    krn_partials_clear(&io, 1, shape.dim);
+    krn_partials_t on_device = partials_to_device(&io, 1, shape.dim);
+    krn_reference()->attention(NULL, &p.args, &io);
+    assert_true(io.max[0] == 0.0f && !signbit(io.max[0]));
+    assert_int_equal(krn_cuda_attention_run(stream, &p.on_device, &on_device), AS_OK);
+    assert_device_partials(&io, &on_device, io_shape, "a maximum of -0");
+    partials_free(&io);
+    problem_free(&p);
+}
+
 static void test_partials_merge_and_normalise_to_the_bits_of_the_reference(void **state)
 {
     (void)state;
