@@ -3,9 +3,9 @@
 //
 // Fields are grouped by the thread that owns them. The few that cross while both run are atomic;
 // the rest crosses by a post, which orders memory. A post of a task that is still queued does
-// nothing, so whoever changes an atomic and then posts must be seen by the run that is still to
-// come: hence the fences (see as_loop_post on libuv, whose consumer clears `queued` by a plain
-// release store).
+// nothing, so a change made before such a post must be seen by the run that is still to come. The
+// loop clears `queued` by a plain release store, which a later load may overtake: so a run takes
+// what crosses by read-modify-write (`take`), which may not.
 #include "gpuworker/link.h"
 
 #include <string.h>
@@ -46,28 +46,26 @@ struct gpw_transfer {
     as_task_t news_task, done_task, retired_task;                 // run on the engine's loop
 };
 
-static void post(as_loop_t *loop, as_task_t *task)
+static uint32_t take(_Atomic uint32_t *value)
 {
-    atomic_thread_fence(memory_order_seq_cst);
-    as_loop_post(loop, task);
+    return atomic_fetch_add(value, 0);
 }
 
 // ---- On the engine's loop ----------------------------------------------------------------------
 
 static void take_progress(gpw_transfer_t *t)
 {
-    uint32_t located = atomic_load(&t->located);
+    uint32_t located = take(&t->located);
     if (t->params.kind == GPW_TRANSFER_FETCH && located != NOT_LOCATED) {
         t->news.located = true;
         t->news.located_blocks = located;
     }
-    t->news.layers = atomic_load(&t->layers);
+    t->news.layers = take(&t->layers);
 }
 
 static void on_news(void *ctx)
 {
     gpw_transfer_t *t = ctx;
-    atomic_thread_fence(memory_order_seq_cst);
     take_progress(t);
     t->params.on_news(t->params.ctx, t);
 }
@@ -114,14 +112,14 @@ static void io_end(gpw_transfer_t *t, as_status_t status)
     t->ended = true;
     t->running = false;
     t->end.status = status;
-    post(t->link->engine_loop, &t->done_task);
+    as_loop_post(t->link->engine_loop, &t->done_task);
 }
 
 static void io_located(void *ctx, uint32_t block_count)
 {
     gpw_transfer_t *t = ctx;
     atomic_store(&t->located, block_count);
-    post(t->link->engine_loop, &t->news_task);
+    as_loop_post(t->link->engine_loop, &t->news_task);
 }
 
 static void io_layer(void *ctx, uint32_t layer)
@@ -129,7 +127,7 @@ static void io_layer(void *ctx, uint32_t layer)
     gpw_transfer_t *t = ctx;
     AS_ASSERT(layer == atomic_load(&t->layers));
     atomic_store(&t->layers, layer + 1);
-    post(t->link->engine_loop, &t->news_task);
+    as_loop_post(t->link->engine_loop, &t->news_task);
 }
 
 static void io_fetch_done(void *ctx, as_status_t status, uint32_t hole_block)
@@ -231,8 +229,7 @@ static void io_begin(void *ctx)
 static void io_release(void *ctx)
 {
     gpw_transfer_t *t = ctx;
-    atomic_thread_fence(memory_order_seq_cst);
-    uint32_t release = atomic_load(&t->release);
+    uint32_t release = take(&t->release);
     for (; t->running && t->layers_released < release; t->layers_released++) {
         assay_fetch_release(t->fetch, t->layers_released);
     }
@@ -260,7 +257,7 @@ static void io_cancel(void *ctx)
 static void io_retire(void *ctx)
 {
     gpw_transfer_t *t = ctx;
-    post(t->link->engine_loop, &t->retired_task);
+    as_loop_post(t->link->engine_loop, &t->retired_task);
 }
 
 // ---- The engine's calls ------------------------------------------------------------------------
@@ -315,7 +312,7 @@ as_status_t gpw_transfer_start(gpw_link_t *link, const gpw_transfer_params_t *pa
     }
     link->first = t;
     *transfer_p = t;
-    post(link->io_loop, &t->begin_task);
+    as_loop_post(link->io_loop, &t->begin_task);
     return AS_OK;
 }
 
@@ -327,18 +324,18 @@ const gpw_transfer_news_t *gpw_transfer_news(const gpw_transfer_t *transfer)
 void gpw_transfer_release(gpw_transfer_t *t, uint32_t layers)
 {
     atomic_store(&t->release, layers);
-    post(t->link->io_loop, &t->release_task);
+    as_loop_post(t->link->io_loop, &t->release_task);
 }
 
 void gpw_transfer_cancel(gpw_transfer_t *t)
 {
-    post(t->link->io_loop, &t->cancel_task);
+    as_loop_post(t->link->io_loop, &t->cancel_task);
 }
 
 void gpw_transfer_retire(gpw_transfer_t *t)
 {
     AS_ASSERT(t->news.done);
-    post(t->link->io_loop, &t->retire_task);
+    as_loop_post(t->link->io_loop, &t->retire_task);
 }
 
 as_status_t gpw_link_alloc(as_loop_t *engine_loop, as_loop_t *io_loop, assay_client_t *client,

@@ -21,15 +21,9 @@
 #define NUMERICS_F16 KRN_NUMERICS_VERSION "/f16"
 #define NUMERICS_F32 KRN_NUMERICS_VERSION "/f32"
 
-static void post(as_loop_t *loop, as_task_t *task)
-{
-    atomic_thread_fence(memory_order_seq_cst); // see link.c
-    as_loop_post(loop, task);
-}
-
 void gpw_worker_post_io(gpw_worker_t *worker, as_task_t *task)
 {
-    post(worker->options.io_loop, task);
+    as_loop_post(worker->options.io_loop, task);
 }
 
 void gpw_worker_request_gone(gpw_worker_t *worker)
@@ -42,8 +36,7 @@ void gpw_worker_request_gone(gpw_worker_t *worker)
 static void on_tokens(void *ctx)
 {
     gpw_request_t *request = ctx;
-    atomic_thread_fence(memory_order_seq_cst);
-    gpw_token_batch_t *batch = atomic_exchange(&request->handed, NULL);
+    gpw_token_batch_t *batch = atomic_exchange(&request->handed, NULL); // see link.c
     gpw_token_batch_t *oldest = NULL;
     while (batch) {
         gpw_token_batch_t *next = batch->next;
@@ -68,7 +61,7 @@ static void on_finish(void *ctx)
     worker->active_count--;
     request->io_events.on_finish(request->io_events.ctx, request->finish, request->finish_status,
                                  request->finish_text, &request->finish_usage);
-    post(worker->options.engine_loop, &request->goodbye_task);
+    as_loop_post(worker->options.engine_loop, &request->goodbye_task);
 }
 
 // ---- From the io loop, on the engine's
@@ -270,7 +263,7 @@ as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *
     atomic_fetch_add(&worker->alive, 1);
     gpw_metric_add(GPW_METRIC_REQUESTS_TOTAL, 1);
     *request_id_p = request->id;
-    post(worker->options.engine_loop, &request->submit_task);
+    as_loop_post(worker->options.engine_loop, &request->submit_task);
     return AS_OK;
 }
 
@@ -279,7 +272,7 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id)
     for (uint32_t slot = 0; slot < worker->active_max; slot++) {
         gpw_request_t *request = worker->active[slot];
         if (request && request->id == request_id) {
-            post(worker->options.engine_loop, &request->cancel_task);
+            as_loop_post(worker->options.engine_loop, &request->cancel_task);
         }
     }
 }
