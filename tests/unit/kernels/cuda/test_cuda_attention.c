@@ -326,6 +326,7 @@ int main(void)
         cmocka_unit_test_teardown(test_many_rows_go_through_the_runs_in_their_block, device_sweep),
         cmocka_unit_test_teardown(test_a_run_handed_over_in_pieces_gives_the_bits_of_the_reference,
                                   device_sweep),
+        cmocka_unit_test_teardown(test_a_maximum_of_minus_zero_becomes_plus_zero, device_sweep),
         cmocka_unit_test_teardown(test_partials_merge_and_normalise_to_the_bits_of_the_reference,
                                   device_sweep),
     };
