@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+// The data plane over UCX when something goes wrong: peers killed, stopped, closing or not there,
+// strange bytes, full queues, no memory.
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+
+#include "net_client.h"
+#include "common/mem.h"
+
+static void calls_beyond_the_limits_are_refused(void **state)
+{
+    client_t *client = *state;
+    static const unsigned char big[AS_NET_HEADER_BYTES_MAX + 1];
+    assert_int_equal(as_net_send(client->conn, big, sizeof(big), NULL, 0, NULL, NULL),
+                     AS_ERR_LIMIT);
+    assert_int_equal(as_net_send(client->conn, big, 1, big, 1, NULL, NULL), AS_ERR_INVALID);
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    unsigned char *out = calloc(1, MIB);
+    unsigned started = 0;
+    as_status_t status;
+    while ((status = client_ask(client, (ask_t){ASK_ECHO, 0, 0}, out, MIB)) == AS_OK) {
+        started++;
+        assert_true(started < 100000);
+    }
+    assert_int_equal(status, AS_ERR_BUSY);
+    as_net_close(client->conn);
+    RUN_UNTIL(client, client->failed + client->sent == started);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    free(out);
+}
+
+static void a_connection_to_a_closed_port_is_lost_as_unreachable(void **state)
+{
+    client_t *client = *state;
+    as_net_close(client->conn);
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof(address);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, bytes), 0); // bound, not listening
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    char text[32];
+    snprintf(text, sizeof(text), "127.0.0.1:%u", ntohs(address.sin_port));
+    assert_int_equal(as_net_connect(client->net, text, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 0, 0}, text, sizeof(text)), AS_OK);
+    assert_int_equal(client->lost, 0);
+    RUN_UNTIL(client, client->lost == 1);
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    assert_int_equal(client->failed, 1);
+    assert_int_equal(client->last_error, AS_ERR_UNREACHABLE);
+    assert_int_equal(client->failed_before_lost, 1);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 0, 0}, text, sizeof(text)),
+                     AS_ERR_UNREACHABLE);
+    as_net_close(client->conn);
+    close(fd);
+}
+
+static void closing_cancels_what_is_in_flight_from_the_loop(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP); // so that nothing can complete
+    unsigned char *out = calloc(1, 4 * MIB);
+    for (unsigned i = 0; i < 10; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, i, 0}, out, 4 * MIB), AS_OK);
+    }
+    as_loop_run_once(client->loop, false);
+    client->in_start = true;
+    as_net_close(client->conn);
+    client->in_start = false;
+    assert_int_equal(client->failed, 0);
+    RUN_UNTIL(client, client->failed == 10);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    assert_int_equal(client->lost, 0);
+    free(out);
+}
+
+static void freeing_a_net_with_a_stopped_peer_cancels_and_does_not_wait(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    unsigned char *out = calloc(1, 4 * MIB);
+    for (unsigned i = 0; i < 10; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, i, 0}, out, 4 * MIB), AS_OK);
+    }
+    uint64_t before_us = as_loop_now_us(client->loop);
+    as_net_free(client->net);
+    client->net = NULL;
+    assert_int_equal(client->failed, 10);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    assert_true(as_loop_now_us(client->loop) - before_us < 1000000);
+    free(out);
+}
+
+static void
+a_peer_killed_in_mid_transfer_fails_what_is_in_flight_and_then_is_lost_once(void **state)
+{
+    client_t *client = *state;
+    client->bytes = malloc(64 * MIB);
+    unsigned char *out = calloc(1, 4 * MIB);
+    warm_up(client);
+    for (unsigned i = 0; i < 16; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, i, 0}, out, 4 * MIB), AS_OK);
+    }
+    RUN_UNTIL(client, client->received >= 1);
+    kill(client->peer.pid, SIGSTOP); // so that the next cannot complete
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 0, 0}, out, 4 * MIB), AS_OK);
+    as_loop_run_once(client->loop, false);
+    uint64_t before_us = as_loop_now_us(client->loop);
+    kill(client->peer.pid, SIGKILL);
+    RUN_UNTIL(client, client->lost == 1);
+    assert_true(as_loop_now_us(client->loop) - before_us < 2000000);
+    assert_int_equal(client->lost_status, AS_ERR_PEER_LOST);
+    unsigned ended = client->sent;
+    assert_true(client->failed > 0);
+    assert_int_equal(client->failed_before_lost, client->failed);
+    assert_int_equal(client->last_error, AS_ERR_PEER_LOST);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 0, 0}, NULL, 0), AS_ERR_PEER_LOST);
+    for (unsigned i = 0; i < 20; i++) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_int_equal(client->lost, 1);
+    assert_int_equal(client->sent, ended);
+    as_net_close(client->conn);
+    free(out);
+}
+
+static void a_peer_killed_with_its_queues_full_is_lost_all_the_same(void **state)
+{
+    client_t *client = *state;
+    enum { COUNT = 700 };
+    unsigned char *out = calloc(1, MIB);
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, i, 0}, out, MIB), AS_OK);
+        as_loop_run_once(client->loop, false);
+    }
+    kill(client->peer.pid, SIGKILL);
+    RUN_UNTIL(client, client->lost == 1);
+    assert_int_equal(client->failed, COUNT);
+    assert_int_equal(client->failed_before_lost, COUNT);
+    assert_int_equal(client->last_error, AS_ERR_PEER_LOST);
+    as_net_close(client->conn);
+    free(out);
+}
+
+static void what_waited_for_a_stopped_peer_goes_on_when_it_runs_again(void **state)
+{
+    client_t *client = *state;
+    enum { COUNT = 1000 };
+    unsigned char out[2000] = {0};
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, out, sizeof(out)), AS_OK);
+    }
+    uint64_t end_us = as_loop_now_us(client->loop) + 100000;
+    while (as_loop_now_us(client->loop) < end_us) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_true(client->sent < COUNT || tcp_only());
+    kill(client->peer.pid, SIGCONT); // it takes them and says nothing
+    uint64_t before_us = as_loop_now_us(client->loop);
+    RUN_UNTIL(client, client->sent == COUNT);
+    assert_true(as_loop_now_us(client->loop) - before_us < 2000000);
+    assert_int_equal(client->lost, 0);
+}
+
+static void a_connection_to_a_stopped_peer_can_be_closed_and_freed(void **state)
+{
+    client_t *client = *state;
+    as_net_close(client->conn);
+    kill(client->peer.pid, SIGSTOP);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, "x", 1), AS_OK);
+    uint64_t end_us = as_loop_now_us(client->loop) + 50000;
+    while (as_loop_now_us(client->loop) < end_us) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_int_equal(client->failed + client->lost, 0);
+    as_net_close(client->conn);
+    RUN_UNTIL(client, client->failed == 1);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, "x", 1), AS_OK);
+    uint64_t before_us = as_loop_now_us(client->loop);
+    as_net_free(client->net);
+    client->net = NULL;
+    assert_int_equal(client->failed, 2);
+    assert_true(as_loop_now_us(client->loop) - before_us < 1000000);
+}
+
+static void a_peer_that_closes_is_lost(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    client->close_on_lost = true;
+    assert_int_equal(client_ask(client, (ask_t){ASK_CLOSE, 0, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, client->lost == 1);
+    assert_int_equal(client->lost_status, AS_ERR_PEER_LOST);
+}
+
+static void a_connection_may_be_closed_by_its_message_handler(void **state)
+{
+    client_t *client = *state;
+    client->close_on_message = true;
+    unsigned char *out = calloc(1, 2 * MIB);
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, out, 2 * MIB), AS_OK);
+    RUN_UNTIL(client, client->received == 1 && client->sent + client->failed == 1);
+    // The peer lives on.
+    client->close_on_message = false;
+    client->received = client->sent = 0;
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+    assert_int_equal(client->lost, 0);
+    free(out);
+}
+
+static void closing_before_the_connection_is_made_is_fine(void **state)
+{
+    client_t *client = *state;
+    assert_int_equal(client_ask(client, (ask_t){ASK_ECHO, 1, 0}, "x", 1), AS_OK);
+    as_net_close(client->conn);
+    RUN_UNTIL(client, client->failed == 1);
+    assert_int_equal(client->last_error, AS_ERR_CANCELLED);
+    assert_int_equal(client->lost, 0);
+}
+
+static void a_client_that_goes_is_lost_to_the_server(void **state)
+{
+    client_t *client = *state;
+    client_t server;
+    client_init(&server, client->loop);
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_ERR_INVALID);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 1, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, server.received == 1);
+    assert_int_equal(server.accepted, 1);
+    as_net_close(client->conn);
+    server.close_on_lost = true;
+    RUN_UNTIL(client, server.lost == 1);
+    assert_int_equal(server.lost_status, AS_ERR_PEER_LOST);
+    client_fini(&server, false);
+}
+
+static void bytes_of_another_protocol_do_no_harm(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    unsigned port = (unsigned)atoi(strrchr(client->peer.address, ':') + 1);
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)port),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    static const char *const texts[] = {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "", "\x16\x03\x01",
+                                        "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"};
+    for (unsigned i = 0; i < 4; i++) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+        assert_int_equal(send(fd, texts[i], strlen(texts[i]), MSG_NOSIGNAL), strlen(texts[i]));
+        close(fd);
+    }
+    warm_up(client);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+    assert_int_equal(client->lost, 0);
+}
+
+static void every_failed_allocation_is_an_error_and_leaves_nothing_behind(void **state)
+{
+    client_t *client = *state;
+    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost};
+    unsigned failures = 0;
+    for (uint64_t n = 1;; n++) {
+        as_net_t *net = NULL;
+        as_conn_t *conn;
+        void *memory;
+        as_net_mem_t *mem;
+        as_mem_fail_nth(n);
+        as_status_t status = as_net_alloc_ucx(client->loop, &handlers, &net);
+        if (status == AS_OK) {
+            status = as_net_connect(net, client->peer.address, &conn);
+        }
+        if (status == AS_OK) {
+            status = as_net_send(conn, "x", 1, NULL, 0, NULL, NULL);
+        }
+        if (status == AS_OK) {
+            status = as_net_mem_alloc(net, 4096, &memory, &mem);
+            if (status == AS_OK) {
+                as_net_mem_free(mem);
+            }
+        }
+        as_mem_fail_nth(0);
+        as_net_free(net);
+        if (status == AS_OK) {
+            break;
+        }
+        assert_true(status == AS_ERR_NO_MEMORY || status == AS_ERR_BUSY);
+        failures++;
+    }
+    assert_true(failures >= 6);
+}
+
+int main(int argc, char **argv)
+{
+    pattern(); // made before there are threads
+    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
+        return peer_main();
+    }
+    const struct CMUnitTest tests[] = {
+        NET_TEST(calls_beyond_the_limits_are_refused),
+        NET_TEST(a_connection_to_a_closed_port_is_lost_as_unreachable),
+        NET_TEST(closing_cancels_what_is_in_flight_from_the_loop),
+        NET_TEST(freeing_a_net_with_a_stopped_peer_cancels_and_does_not_wait),
+        NET_TEST(a_peer_killed_in_mid_transfer_fails_what_is_in_flight_and_then_is_lost_once),
+        NET_TEST(a_peer_killed_with_its_queues_full_is_lost_all_the_same),
+        NET_TEST(what_waited_for_a_stopped_peer_goes_on_when_it_runs_again),
+        NET_TEST(a_connection_to_a_stopped_peer_can_be_closed_and_freed),
+        NET_TEST(a_peer_that_closes_is_lost),
+        NET_TEST(a_connection_may_be_closed_by_its_message_handler),
+        NET_TEST(closing_before_the_connection_is_made_is_fine),
+        NET_TEST(a_client_that_goes_is_lost_to_the_server),
+        NET_TEST(bytes_of_another_protocol_do_no_harm),
+        NET_TEST(every_failed_allocation_is_an_error_and_leaves_nothing_behind),
+    };
+    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_faults tcp" : "net_ucx_faults",
+                                             tests, NULL, NULL);
+    return tcp_only() ? failed : failed + run_tcp_only();
+}
