@@ -290,6 +290,38 @@ static void of_a_full_store_a_put_says_busy_and_room_is_made(void **state)
     assert_true(fetch_chain(&world, (fetch_ask_t){.count = stored}).block_count > 0);
 }
 
+static void the_failure_of_each_allocation_is_survived(void **state)
+{
+    (void)state;
+    uint32_t whole = 0;
+    as_log_set_level(AS_LOG_ERROR);
+    for (uint64_t n = 1; n <= 150; n++) {
+        world_options_t options = short_timeouts(n);
+        options.messages = n % 2 == 0;
+        world_open(&world, &options);
+        put_chain(&world, 6);
+        fetch_result_t fetch = {0};
+        put_result_t put = {0};
+        assay_put_t *handle;
+        as_mem_fail_nth(n);
+        bool fetching =
+            fetch_begin(&world, (fetch_ask_t){.count = 6, .deadline_us = 500000}, &fetch) == AS_OK;
+        bool putting = put_start(&world, 6, 500000, &put, &handle) == AS_OK;
+        assert_true(!fetching || world_run(&world, &fetch.done));
+        assert_true(!putting || world_run(&world, &put.done));
+        as_mem_fail_nth(0);
+        assert_int_equal(fetch.wrong, 0);
+        whole += fetching && fetch.status == AS_OK;
+        fetch_free(&fetch);
+        pass_all_timeouts();
+        assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 6}).status,
+                         AS_OK); // as if nothing had been
+        world_close(&world);
+    }
+    as_log_set_level(AS_LOG_INFO);
+    assert_in_range(whole, 1, 149); // some failed, and the last did not
+}
+
 // ---- all at once
 
 static uint32_t one_run(uint64_t seed)
@@ -390,6 +422,7 @@ int main(void)
         TEST(an_extent_that_arrives_damaged_is_a_hole),
         TEST(an_extent_that_the_store_damages_is_a_hole_and_stays_right_there),
         TEST(of_a_full_store_a_put_says_busy_and_room_is_made),
+        cmocka_unit_test(the_failure_of_each_allocation_is_survived),
         cmocka_unit_test(under_random_faults_nothing_hangs_nothing_is_wrong_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
