@@ -159,10 +159,12 @@ static bool start(demo_t *demo)
     uint32_t worker = 0;
     for (uint32_t i = 0; i < demo->cluster.node_count; i++) {
         const cli_node_t *node = &demo->cluster.nodes[i];
+        char address[CLI_ADDRESS_BYTES];
+        memcpy(address, node->http, sizeof(address));
         printf("  %-10s pid %-7d %s\n", node->name, (int)node->pid,
                node->http[0] ? node->http : node->rpc);
         if (strcmp(node->role, "worker") == 0 && worker < 2) {
-            snprintf(demo->urls[worker++], sizeof(demo->urls[0]), "http://%s", node->http);
+            snprintf(demo->urls[worker++], sizeof(demo->urls[0]), "http://%s", address);
         }
     }
     snprintf(demo->scheduler, sizeof(demo->scheduler), "%s", demo->cluster.nodes[0].rpc);
