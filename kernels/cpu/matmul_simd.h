@@ -22,7 +22,7 @@
 #define ROW_GROUP      16u                  // rows transposed together
 #define STREAM_ROWS    (4u * KRN_TILE_ROWS) // above, converting once is cheaper than once a tile
 #define LOW_ROWS       3u                   // tiles that the memory binds
-#define BLOCK_ROWS     128u // rows of a work item: the price of converting a panel is shared by these
+#define BLOCK_ROWS     128u // rows of a work item: they share the price of converting a panel
 #define K_BLOCK        192u // 3 panels: 36 KB
 #define PREFETCH_BYTES 1024 // ahead in every panel of a streamed product
 #define ITEMS_THREAD   4u   // work items per thread: an interrupted thread does not delay the rest
