@@ -9,13 +9,11 @@
 
 #define BACKOFF_US_MIN 50000u   // after a put that failed
 #define BACKOFF_US_MAX 5000000u // a session without stores asks this rarely
-#define FAILURES_MAX   8u       // in a row, for blocks of one session; then it keeps what it has
 
 static bool wants_put(const gpw_request_t *request, uint32_t b)
 {
     const gpw_block_t *block = &request->blocks.block[b];
-    return block->memory && !block->node_id && !block->publishing && !block->abandoned &&
-           !block->lossy;
+    return block->memory && !block->node_id && !block->publishing && !block->lossy;
 }
 
 // Full blocks of exact K and V.
@@ -42,7 +40,7 @@ bool gpw_publish_pending(const gpw_request_t *request)
     return false;
 }
 
-static void put_failed(gpw_request_t *request, uint32_t b, as_status_t status)
+static void put_failed(gpw_request_t *request, as_status_t status)
 {
     gpw_engine_t *engine = request->engine;
     if (status == AS_ERR_CANCELLED) {
@@ -52,7 +50,6 @@ static void put_failed(gpw_request_t *request, uint32_t b, as_status_t status)
         request->publish_failures++;
         gpw_metric_add(GPW_METRIC_PUBLISH_DROPPED_BLOCKS_TOTAL, 1);
     }
-    request->blocks.block[b].abandoned = request->publish_failures >= FAILURES_MAX;
     uint64_t backoff_us = 2 * request->publish_backoff_us;
     backoff_us = backoff_us < BACKOFF_US_MIN ? BACKOFF_US_MIN : backoff_us;
     request->publish_backoff_us = backoff_us < BACKOFF_US_MAX ? backoff_us : BACKOFF_US_MAX;
@@ -78,7 +75,7 @@ static void on_news(void *ctx, gpw_transfer_t *transfer)
         request->usage.published_bytes += bytes;
         gpw_metric_add(GPW_METRIC_PUBLISHED_BYTES_TOTAL, (int64_t)bytes);
     } else {
-        put_failed(request, put->block, news->status);
+        put_failed(request, news->status);
     }
     gpw_transfer_retire(transfer);
     put->transfer = NULL;

@@ -93,7 +93,6 @@ as_status_t gpw_blocks_hold(gpw_blocks_t *blocks, uint32_t from)
             return status;
         }
         blocks->block[b].node_id = 0;
-        blocks->block[b].abandoned = false;
         blocks->stored = b;
     }
     return AS_OK;

@@ -19,7 +19,6 @@ typedef struct gpw_block {
     uint8_t *memory;
     uint64_t node_id;
     bool publishing; // a put reads the memory
-    bool abandoned;  // a put failed for good: stays held
     bool lossy;      // holds K and V of unverified drafts (verify: off): never leaves the worker
 } gpw_block_t;
 
