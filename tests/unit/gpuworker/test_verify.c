@@ -156,5 +156,11 @@ int main(void)
         cmocka_unit_test(a_small_model_verifies_to_the_same_bits),
         cmocka_unit_test(the_real_model_verifies_to_the_same_bits),
     };
+    // Instrumented code takes minutes for one answer of the real model; the small one runs the same
+    // code.
+    if (getenv("ASSAY_TEST_SANITIZED")) {
+        const struct CMUnitTest small[] = {tests[0]};
+        return cmocka_run_group_tests(small, NULL, NULL);
+    }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
