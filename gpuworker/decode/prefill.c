@@ -136,6 +136,7 @@ static gpw_turn_t complete(gpw_request_t *request)
     int32_t token = gpw_reply_choose(request, engine->logits, request->token_count);
     request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;
     request->blocks.tokens = request->token_count;
+    gpw_blocks_filled(&request->blocks);
     request->exact_tokens = request->token_count;
     let_go(request);
     gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);

@@ -13,7 +13,8 @@
 static bool wants_put(const gpw_request_t *request, uint32_t b)
 {
     const gpw_block_t *block = &request->blocks.block[b];
-    return block->memory && !block->node_id && !block->publishing && !block->lossy;
+    return block->memory && !block->node_id && !block->publishing && !block->lossy &&
+           !block->hollow;
 }
 
 // Full blocks of exact K and V.

@@ -80,6 +80,7 @@ static gpw_turn_t complete(gpw_request_t *request)
 {
     uint32_t blocks = request->recompute_to - request->recompute_from;
     let_go(request);
+    gpw_blocks_filled(&request->blocks);
     request->recompute_to = 0;
     request->usage.recomputed_blocks += blocks;
     gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, blocks);

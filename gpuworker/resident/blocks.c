@@ -93,9 +93,17 @@ as_status_t gpw_blocks_hold(gpw_blocks_t *blocks, uint32_t from)
             return status;
         }
         blocks->block[b].node_id = 0;
+        blocks->block[b].hollow = true;
         blocks->stored = b;
     }
     return AS_OK;
+}
+
+void gpw_blocks_filled(gpw_blocks_t *blocks)
+{
+    for (uint32_t b = 0; b < blocks->count; b++) {
+        blocks->block[b].hollow = false;
+    }
 }
 
 uint32_t gpw_blocks_drop(gpw_blocks_t *blocks, uint32_t limit)
@@ -103,7 +111,7 @@ uint32_t gpw_blocks_drop(gpw_blocks_t *blocks, uint32_t limit)
     uint32_t before = blocks->stored;
     while (blocks->stored < limit) {
         gpw_block_t *block = &blocks->block[blocks->stored];
-        if ((!block->node_id && !block->lossy) || block->publishing) {
+        if ((!block->node_id && !block->lossy) || block->publishing || block->hollow) {
             break;
         }
         release(blocks, block);

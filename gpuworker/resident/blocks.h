@@ -19,6 +19,7 @@ typedef struct gpw_block {
     uint8_t *memory;
     uint64_t node_id;
     bool publishing; // a put reads the memory
+    bool hollow;     // held, but a pass has yet to fill it: not to be read or put
     bool lossy;      // holds K and V of unverified drafts (verify: off): never leaves the worker
 } gpw_block_t;
 
@@ -45,9 +46,11 @@ void gpw_blocks_key(gpw_blocks_t *blocks, const int32_t *tokens, uint32_t token_
 void gpw_blocks_adopt(gpw_blocks_t *blocks, const uint64_t *node_ids, uint32_t count);
 // Holds memory for every position below `tokens` that is not stored.
 as_status_t gpw_blocks_cover(gpw_blocks_t *blocks, uint32_t tokens) AS_MUST_USE;
-// Makes the stored blocks [from, stored) held again, with undefined content that the caller fills.
-// Where they are stored is forgotten.
+// Makes the stored blocks [from, stored) held again, hollow: a pass fills them. Where they are
+// stored is forgotten.
 as_status_t gpw_blocks_hold(gpw_blocks_t *blocks, uint32_t from) AS_MUST_USE;
+// The pass that fills the hollow blocks is complete.
+void gpw_blocks_filled(gpw_blocks_t *blocks);
 // Frees held blocks at the front that are below `limit`, acknowledged by a store (or lossy) and
 // read by no put. Returns how many.
 uint32_t gpw_blocks_drop(gpw_blocks_t *blocks, uint32_t limit);

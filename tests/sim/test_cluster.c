@@ -54,6 +54,8 @@ typedef struct asked {
     answer_t answer;
     world_worker_t *worker;
     uint64_t deadline_us; // absolute
+    const char *compressor;
+    uint32_t horizon;
     bool cancelled, refused;
 } asked_t;
 
@@ -67,8 +69,8 @@ static void ask(world_t *world, asked_t *asked)
     gpw_request_params_t params =
         request_params(asked->what->tokens, asked->what->count, asked->what->max_tokens);
     params.choose = asked->what->choose;
-    params.compressor = compressors[(r >> 16) % 4];
-    params.horizon = horizons[(r >> 24) % 5];
+    params.compressor = asked->compressor = compressors[(r >> 16) % 4];
+    params.horizon = asked->horizon = horizons[(r >> 24) % 5];
     params.horizon_set = (r >> 32) % 4 != 0;
     params.deadline_us = (r >> 40) % 8 == 0 ? 20000 + (r >> 44) % 400000 : 30000000;
     asked->deadline_us = as_loop_now_us(world->loop) + params.deadline_us;
@@ -176,7 +178,11 @@ static void check_answer(const asked_t *asked, uint64_t seed)
     }
     for (uint32_t i = 0; i < answer->count; i++) {
         if (answer->tokens[i] != expected->tokens[i] || answer->hashes[i] != expected->hashes[i]) {
-            fail_msg("seed %llu: token %u is wrong", (unsigned long long)seed, i);
+            fail_msg("seed %llu: token %u of request %llu is wrong (%s, horizon %u, prompt %u, "
+                     "%u blocks recomputed, %u tokens cached)",
+                     (unsigned long long)seed, i, (unsigned long long)answer->id, asked->compressor,
+                     asked->horizon, asked->what->count, answer->usage.recomputed_blocks,
+                     answer->usage.cached_tokens);
         }
     }
 }
@@ -254,7 +260,7 @@ static void every_request_ends_with_the_right_tokens_and_nothing_leaks(void **st
     const char *one = getenv("ASSAY_SIM_SEED");
     const char *many = getenv("ASSAY_SIM_SEEDS");
     uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-    uint64_t usual = getenv("ASSAY_TEST_FULL") ? 200 : 40;
+    uint64_t usual = getenv("ASSAY_TEST_FULL") ? 200 : 60;
     uint64_t count = one ? 1 : many ? strtoull(many, NULL, 10) : usual;
     as_log_set_level(getenv("ASSAY_SIM_VERBOSE") ? AS_LOG_DEBUG : AS_LOG_ERROR);
     model = tiny_load(3);
