@@ -315,6 +315,7 @@ static void free_requests(gpw_engine_t *engine)
         gpw_request_close_cache(request);
         gpw_swap_free_ring(request);
         gpw_budget_end(&request->budget);
+        gpw_request_unpost(request);
         gpw_request_free(request);
     }
 }
@@ -331,6 +332,7 @@ void gpw_engine_free(gpw_engine_t *engine)
         return;
     }
     free_requests(engine);
+    as_loop_unpost(engine->loop, &engine->tick_task);
     AS_ASSERT(engine->device.reserved_bytes == 0);
     for (uint32_t i = 0; i < GPW_REQUESTS_MAX; i++) {
         slot_fini(&engine->forwards[i]);

@@ -350,12 +350,26 @@ as_status_t gpw_link_alloc(as_loop_t *engine_loop, as_loop_t *io_loop, assay_cli
     return AS_OK;
 }
 
+// The loops may still run for others after the worker is gone.
+static void unpost_all(gpw_transfer_t *t)
+{
+    as_task_t *io[] = {&t->begin_task, &t->release_task, &t->cancel_task, &t->retire_task};
+    as_task_t *engine[] = {&t->news_task, &t->done_task, &t->retired_task};
+    for (size_t i = 0; i < sizeof(io) / sizeof(io[0]); i++) {
+        as_loop_unpost(t->link->io_loop, io[i]);
+    }
+    for (size_t i = 0; i < sizeof(engine) / sizeof(engine[0]); i++) {
+        as_loop_unpost(t->link->engine_loop, engine[i]);
+    }
+}
+
 void gpw_link_free(gpw_link_t *link)
 {
     if (!link) {
         return;
     }
     while (link->first) {
+        unpost_all(link->first);
         transfer_free(link->first);
     }
     as_mem_free(link);

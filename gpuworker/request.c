@@ -143,6 +143,16 @@ bool gpw_request_moving(gpw_request_t *request)
     return request->route || request->swap.transfer || request->puts_used > 0;
 }
 
+void gpw_request_unpost(gpw_request_t *request)
+{
+    const gpw_worker_options_t *options = &request->worker->options;
+    as_loop_unpost(options->engine_loop, &request->submit_task);
+    as_loop_unpost(options->engine_loop, &request->cancel_task);
+    as_loop_unpost(options->engine_loop, &request->goodbye_task);
+    as_loop_unpost(options->io_loop, &request->tokens_task);
+    as_loop_unpost(options->io_loop, &request->finish_task);
+}
+
 void gpw_request_free(gpw_request_t *request)
 {
     gpw_token_batch_t *batch = atomic_load(&request->handed);

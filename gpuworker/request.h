@@ -164,6 +164,8 @@ as_status_t gpw_request_open_cache(gpw_request_t *request) AS_MUST_USE;
 void gpw_request_close_cache(gpw_request_t *request);
 // Gives back all memory and the reservation. Nothing may be moving.
 void gpw_request_release(gpw_request_t *request);
+// Takes its tasks back from the loops, when the worker goes in mid-request.
+void gpw_request_unpost(gpw_request_t *request);
 // Frees the request itself.
 void gpw_request_free(gpw_request_t *request);
 // Worst case of the session's memory.

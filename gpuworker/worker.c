@@ -399,6 +399,7 @@ static void end_requests(gpw_worker_t *worker)
                                r->finished ? r->finish_text : "the worker is shutting down",
                                r->finished ? &r->finish_usage : &nothing);
         if (!r->in_engine) {
+            gpw_request_unpost(r);
             gpw_request_free(r);
         }
     }
