@@ -172,7 +172,7 @@ void gpw_engine_farewell(gpw_engine_t *engine, gpw_request_t *request)
 void gpw_engine_freed(gpw_engine_t *engine)
 {
     for (gpw_request_t *r = engine->first; r; r = r->next) {
-        if (r->step == GPW_STEP_ADMIT || r->step == GPW_STEP_PREFILL ||
+        if (r->step == GPW_STEP_ADMIT || r->step == GPW_STEP_FETCH || r->step == GPW_STEP_PREFILL ||
             r->step == GPW_STEP_RECOMPUTE) {
             gpw_request_wake(r);
         }

@@ -53,7 +53,7 @@ void gpw_engine_free(gpw_engine_t *engine);
 
 void gpw_engine_add(gpw_engine_t *engine, gpw_request_t *request);
 void gpw_engine_kick(gpw_engine_t *engine); // someone is runnable
-// Something that requests in ADMIT, PREFILL or RECOMPUTE wait for was given back.
+// Something that requests in ADMIT, FETCH, PREFILL or RECOMPUTE wait for was given back.
 void gpw_engine_freed(gpw_engine_t *engine);
 void gpw_engine_wake_at(gpw_engine_t *engine, uint64_t at_us); // runs the alarm not later than this
 // The io loop will not touch the request again.

@@ -19,6 +19,16 @@ static gpw_turn_t begin_without_prefix(gpw_request_t *request)
     return gpw_request_go(request, GPW_STEP_PREFILL);
 }
 
+// Whether the request has a forward pass for so many rows; takes one of the few long ones if it
+// must.
+static bool has_forward_for(gpw_request_t *request, uint32_t rows)
+{
+    if (rows > request->forward->rows_max && !request->long_forward) {
+        request->long_forward = gpw_engine_take_forward(request->engine, true);
+    }
+    return rows <= request->forward->rows_max || request->long_forward;
+}
+
 // Where the scheduler said that each block is; NULL: by placement.
 static const uint64_t *route_nodes(const gpw_request_t *request)
 {
@@ -29,6 +39,11 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
     if (!swap->transfer || swap->abandoned) {
+        // Before the fetch: its lease and its deadline must not run while others prefill.
+        uint32_t hit_tokens = request->hit_limit * request->blocks.shape.block_tokens;
+        if (!has_forward_for(request, request->token_count - hit_tokens)) {
+            return GPW_TURN_WAIT;
+        }
         as_status_t status = gpw_swap_start(request, 0, request->hit_limit, route_nodes(request));
         if (status == AS_OK || status == AS_ERR_BUSY) {
             return GPW_TURN_WAIT;
@@ -90,18 +105,14 @@ static as_status_t hold_prefix(gpw_request_t *request)
 
 static gpw_turn_t begin(gpw_request_t *request)
 {
-    gpw_engine_t *engine = request->engine;
     gpw_blocks_t *blocks = &request->blocks;
     uint32_t position = blocks->tokens;
     uint32_t rows = request->token_count - position;
-    gpw_forward_slot_t *slot = request->forward;
-    if (rows > slot->rows_max) {
-        request->long_forward = gpw_engine_take_forward(engine, true);
-        slot = request->long_forward;
-        if (!slot) {
-            return GPW_TURN_WAIT;
-        }
+    if (!has_forward_for(request, rows)) {
+        return GPW_TURN_WAIT;
     }
+    bool few = rows <= request->forward->rows_max;
+    gpw_forward_slot_t *slot = few ? request->forward : request->long_forward;
     request->usage.cached_tokens = request->restarts ? request->usage.cached_tokens : position;
     as_status_t status = gpw_blocks_cover(blocks, request->token_count);
     if (status == AS_OK && request->keep_full) {
