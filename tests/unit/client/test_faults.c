@@ -197,7 +197,7 @@ static void a_writer_that_dies_between_reserve_and_commit_leaves_nothing(void **
     begin();
     put_chain(&world, 1);
     faults(0, 0, 1000);
-    put_result_t result;
+    static put_result_t result; // the put ends when the world does, after this function
     assay_put_t *put;
     assert_int_equal(put_start(&world, 1, 5000000, &result, &put), AS_OK);
     kvs_stat_t stat = {0};
