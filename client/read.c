@@ -316,7 +316,7 @@ static void advance(assay_part_t *part, uint32_t count, uint32_t layer_count)
     }
 }
 
-// Goes to the next extent that is wanted and whose slot is free. False: there is none for now.
+// Goes to the next extent that is wanted and whose slot is free. False: every such slot is taken.
 static bool seek(assay_part_t *part)
 {
     const assay_fetch_t *fetch = part->fetch;

@@ -21,8 +21,8 @@ typedef struct as_timer as_timer_t;
 typedef void (*as_loop_fn)(void *ctx);
 
 // A piece of work to run on a loop. Caller's storage; must live until fn has run. All but fn and
-// ctx belongs to the loop. Posting a task that is still queued is a no-op, so a task doubles as a
-// wake-up flag.
+// ctx belongs to the loop. Posting a task that is still queued queues nothing, but the run to come
+// sees all that was written before the post: so a task doubles as a wake-up flag.
 typedef struct as_task {
     as_loop_fn fn;
     void *ctx;

@@ -63,6 +63,14 @@ static void take_posted(loop_uv_t *loop)
     *end = oldest;
 }
 
+// A later post queues the task again; an earlier one, which found it queued and did nothing, has
+// ordered what its thread wrote before it: read-modify-write on both sides, so that the run that
+// comes now sees it. A plain store could be overtaken by the loads of that run.
+static void set_unqueued(as_task_t *task)
+{
+    (void)__atomic_exchange_n(&task->queued, false, __ATOMIC_ACQ_REL);
+}
+
 static void on_wake(uv_async_t *wake)
 {
     loop_uv_t *loop = wake->data;
@@ -73,7 +81,7 @@ static void on_wake(uv_async_t *wake)
         as_loop_fn fn = task->fn;
         void *ctx = task->ctx;
         // From here the task may be posted again by any thread, and fn may free it.
-        __atomic_store_n(&task->queued, false, __ATOMIC_RELEASE);
+        set_unqueued(task);
         fn(ctx);
     }
 }
@@ -85,7 +93,7 @@ static void uv_unpost(as_loop_t *head, as_task_t *task)
     for (as_task_t **link = &loop->taken; *link; link = &(*link)->next) {
         if (*link == task) {
             *link = task->next;
-            __atomic_store_n(&task->queued, false, __ATOMIC_RELEASE);
+            set_unqueued(task);
             return;
         }
     }

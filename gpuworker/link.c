@@ -3,9 +3,7 @@
 //
 // Fields are grouped by the thread that owns them. The few that cross while both run are atomic;
 // the rest crosses by a post, which orders memory. A post of a task that is still queued does
-// nothing, so a change made before such a post must be seen by the run that is still to come. The
-// loop clears `queued` by a plain release store, which a later load may overtake: so a run takes
-// what crosses by read-modify-write (`take`), which may not.
+// nothing, but what was written before it is seen by the run that is still to come (common/loop.h).
 #include "gpuworker/link.h"
 
 #include <string.h>
@@ -46,21 +44,16 @@ struct gpw_transfer {
     as_task_t news_task, done_task, retired_task;                 // run on the engine's loop
 };
 
-static uint32_t take(_Atomic uint32_t *value)
-{
-    return atomic_fetch_add(value, 0);
-}
-
 // ---- On the engine's loop ----------------------------------------------------------------------
 
 static void take_progress(gpw_transfer_t *t)
 {
-    uint32_t located = take(&t->located);
+    uint32_t located = atomic_load(&t->located);
     if (t->params.kind == GPW_TRANSFER_FETCH && located != NOT_LOCATED) {
         t->news.located = true;
         t->news.located_blocks = located;
     }
-    t->news.layers = take(&t->layers);
+    t->news.layers = atomic_load(&t->layers);
 }
 
 static void on_news(void *ctx)
@@ -229,7 +222,7 @@ static void io_begin(void *ctx)
 static void io_release(void *ctx)
 {
     gpw_transfer_t *t = ctx;
-    uint32_t release = take(&t->release);
+    uint32_t release = atomic_load(&t->release);
     for (; t->running && t->layers_released < release; t->layers_released++) {
         assay_fetch_release(t->fetch, t->layers_released);
     }

@@ -36,7 +36,7 @@ void gpw_worker_request_gone(gpw_worker_t *worker)
 static void on_tokens(void *ctx)
 {
     gpw_request_t *request = ctx;
-    gpw_token_batch_t *batch = atomic_exchange(&request->handed, NULL); // see link.c
+    gpw_token_batch_t *batch = atomic_exchange(&request->handed, NULL);
     gpw_token_batch_t *oldest = NULL;
     while (batch) {
         gpw_token_batch_t *next = batch->next;

@@ -3,6 +3,7 @@
 #include "loop_fixture.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #define POSTS 20000
@@ -101,6 +102,46 @@ static void posts_of_one_thread_keep_their_order(void **state)
     assert_int_equal(messages_seen, 3000);
 }
 
+// ---- A task as a wake-up flag
+
+typedef struct flag {
+    as_task_t task;
+    uint32_t value; // plain: only the posts order it. The thread sanitizer sees it if they do not
+    uint32_t seen;
+    bool posted; // relaxed: says when, orders nothing
+} flag_t;
+
+static void see_flag(void *ctx)
+{
+    flag_t *flag = ctx;
+    flag->seen = flag->value;
+}
+
+static void *post_twice(void *ctx)
+{
+    flag_t *flag = ctx;
+    as_loop_post(loop, &flag->task);
+    flag->value = 7;
+    as_loop_post(loop, &flag->task); // still queued: does nothing but order what was written
+    __atomic_store_n(&flag->posted, true, __ATOMIC_RELAXED);
+    return NULL;
+}
+
+static void a_post_of_a_queued_task_orders_what_was_written_before_it(void **state)
+{
+    (void)state;
+    static flag_t flag;
+    flag = (flag_t){.task = {.fn = see_flag, .ctx = &flag}};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, post_twice, &flag), 0);
+    while (!__atomic_load_n(&flag.posted, __ATOMIC_RELAXED)) {
+        sched_yield();
+    }
+    as_loop_run_once(loop, true);
+    assert_int_equal(flag.seen, 7);
+    pthread_join(thread, NULL);
+}
+
 static void *stop_from_thread(void *ctx)
 {
     (void)ctx;
@@ -144,9 +185,12 @@ static void a_delay_without_end_does_not_overflow(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON(uv, posts_of_other_threads_are_never_lost), ON(uv, posts_of_one_thread_keep_their_order),
-        ON(uv, another_thread_can_stop_an_idle_loop),  ON(uv, real_time_is_the_monotonic_clock),
+        ON(uv, posts_of_other_threads_are_never_lost),
+        ON(uv, posts_of_one_thread_keep_their_order),
+        ON(uv, another_thread_can_stop_an_idle_loop),
+        ON(uv, real_time_is_the_monotonic_clock),
         ON(uv, a_delay_without_end_does_not_overflow),
+        ON(uv, a_post_of_a_queued_task_orders_what_was_written_before_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
