@@ -44,7 +44,7 @@ void assay_client_options_init(assay_client_options_t *options)
         .verify_checksums = true,
         .puts_max = 64,
         .fetches_max = 64,
-        .reads_in_flight_max = 16,
+        .bytes_in_flight_max = (size_t)8 << 20,
         .connect_timeout_us = 2000000,
         .stall_timeout_us = 2000000,
         .retry_after_us = 1000000,
@@ -54,7 +54,7 @@ void assay_client_options_init(assay_client_options_t *options)
 static as_status_t options_check(const assay_client_options_t *options)
 {
     bool sound = options->loop && options->net_alloc && options->puts_max > 0 &&
-                 options->fetches_max > 0 && options->reads_in_flight_max > 0 &&
+                 options->fetches_max > 0 && options->bytes_in_flight_max > 0 &&
                  options->connect_timeout_us > 0 && options->stall_timeout_us > 0;
     if (!sound) {
         AS_ERROR("client",

@@ -34,11 +34,10 @@ typedef struct assay_client_options {
     bool verify_checksums; // default of callers: true
     uint32_t puts_max;     // puts in flight; more are AS_ERR_BUSY
     uint32_t fetches_max;
-    uint32_t reads_in_flight_max; // extents (or runs of extents) asked for and not yet here, per
-                                  // connection
-    uint64_t connect_timeout_us;  // of connecting, and of each LOCATE
-    uint64_t stall_timeout_us; // a store that owes bytes and sends none for this long is given up
-    uint64_t retry_after_us;   // a store that failed is not tried again for this long
+    size_t bytes_in_flight_max; // asked for and not yet here, per connection; one ask may exceed it
+    uint64_t connect_timeout_us; // of connecting, and of each LOCATE
+    uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
+    uint64_t retry_after_us;     // a store that failed is not tried again for this long
 } assay_client_options_t;
 
 // Fills the defaults (everything but loop and net).

@@ -143,6 +143,8 @@ static as_status_t link_connect(assay_link_t *link)
     link->epoch++;
     link->state = LINK_CONNECTING;
     link->reads_in_flight = 0;
+    link->bytes_in_flight = 0;
+    link->asking.ask_count = 0;
     as_conn_set_user(link->conn, link);
     as_timer_start(link->timer, client->options.connect_timeout_us);
     as_wire_hello_t hello = {.head = as_wire_head(AS_WIRE_HELLO, link->epoch),
@@ -162,7 +164,7 @@ static bool hello_is_sound(const assay_link_t *link, const as_wire_hello_reply_t
                            const as_net_msg_t *msg)
 {
     return hello->head.request == link->epoch && hello->rkey_bytes == msg->data_bytes &&
-           hello->rkey_bytes <= AS_NET_RKEY_BYTES_MAX && hello->reads_max > 0 &&
+           hello->rkey_bytes <= AS_NET_RKEY_BYTES_MAX && hello->asks_max > 0 &&
            hello->keys_max >= AS_WIRE_KEYS_MAX &&
            hello->pool_address + hello->pool_bytes >= hello->pool_address;
 }
@@ -203,9 +205,7 @@ static void link_hello(assay_link_t *link, const as_wire_hello_reply_t *hello, a
     link->pool_address = hello->pool_address;
     link->pool_bytes = hello->pool_bytes;
     link->lease_ms_max = hello->lease_ms_max;
-    link->reads_max = hello->reads_max < link->client->options.reads_in_flight_max
-                          ? hello->reads_max
-                          : link->client->options.reads_in_flight_max;
+    link->asks_max = hello->asks_max;
     link->rkey_bytes = hello->rkey_bytes;
     if (link->rkey_bytes == 0) {
         link_ready(link);

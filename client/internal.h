@@ -15,8 +15,10 @@
 
 #define CALLS_MAX 4096u // questions waiting or on the wire, of one client
 #define READS_MAX 4096u // extents or runs of extents under way, of one client
-#define READ_BYTES_TARGET                                                                          \
-    (1u << 20) // of one READ: large enough to hide its cost, small enough to interleave
+#define GET_BYTES_TARGET                                                                           \
+    (1u << 20) // of one one-sided read: large enough to hide its cost, small enough to interleave
+#define ASK_BYTES_TARGET                                                                           \
+    (64u << 10) // of several small extents in one answer: what the network sends eagerly
 #define COPY_BYTES_TURN                                                                            \
     (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
 #define NO_BLOCK UINT32_MAX
@@ -61,10 +63,12 @@ struct assay_link {
     as_net_rkey_t *rkey;  // NULL: messages only
     const uint8_t *local; // the pool, when it can be read by pointer
     uint64_t pool_address, pool_bytes;
-    uint32_t lease_ms_max, reads_max;
+    uint32_t lease_ms_max, asks_max;
     uint8_t rkey_packed[AS_NET_RKEY_BYTES_MAX];
     size_t rkey_bytes;
     uint32_t reads_in_flight;
+    size_t bytes_in_flight;
+    as_wire_read_t asking; // a READ that is being filled (read.c)
 };
 
 struct assay_call {
@@ -125,6 +129,7 @@ typedef struct assay_part {
     // what is next to be asked for (read.c)
     uint32_t position, layer;
     uint32_t outstanding; // its reads
+    size_t outstanding_bytes;
     uint64_t progress_us; // when one of them last arrived
 } assay_part_t;
 

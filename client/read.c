@@ -5,8 +5,10 @@
 // Every part of a fetch goes through its own blocks, layer by layer, as far as the caller's slots
 // are free; so all stores work at once and the first layers come first. By pointer an extent is
 // copied and checksummed in one pass, a bounded number of bytes in each turn of the loop. Else
-// reads are kept in flight, a bounded number on each link; where neighbours in the buffer are asked
-// of one store, one READ brings several.
+// reads are kept in flight, a bounded number of bytes on each link. By message, one READ asks for
+// many, since a small message costs as much as a large one; each has its own answer, small enough
+// to come with its bytes, which are checksummed as they are copied into the buffer. Small
+// neighbours share an answer. Larger extents are received where they belong.
 //
 // Where the bytes came without the store's doing, the lease is looked at after they are here: by
 // our clock it ends before the store's, so a lease that still holds proves that nothing was reused
@@ -25,6 +27,11 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg);
 static void on_arrived(void *ctx, as_status_t status);
 
 // ---- reads
+
+static size_t read_bytes(const assay_read_t *read)
+{
+    return (size_t)read->count * read->layer_count * read->part->fetch->extent_bytes;
+}
 
 static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t layer_count)
 {
@@ -47,7 +54,9 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
     if (part->outstanding++ == 0) {
         part->progress_us = assay_now_us(fetch->client);
     }
+    part->outstanding_bytes += read_bytes(read);
     part->link->reads_in_flight++;
+    part->link->bytes_in_flight += read_bytes(read);
     return read;
 }
 
@@ -64,8 +73,10 @@ static void read_give(assay_read_t *read)
         fetch->reads = read->next;
     }
     part->outstanding--;
+    part->outstanding_bytes -= read_bytes(read);
     if (part->link->epoch == read->epoch) {
         part->link->reads_in_flight--;
+        part->link->bytes_in_flight -= read_bytes(read);
     }
     as_pool_give(fetch->client->reads, read);
 }
@@ -127,17 +138,23 @@ static bool lease_holds(assay_part_t *part)
     return holds;
 }
 
-static void take_read(assay_read_t *read)
+// Takes the extents of a read in order: those of `from`, or those that are in the buffer already.
+static void take_read(assay_read_t *read, const uint8_t *from)
 {
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
-    bool verify = fetch->client->options.verify_checksums;
-    for (uint32_t i = 0; i < read->count && fetch->state == FETCH_READING; i++) {
+    for (uint32_t i = 0; i < read->count; i++) {
         for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
-            const uint8_t *bytes =
-                assay_fetch_place(fetch, part->blocks[read->position + i], read->layer + l);
-            take_extent(part, read->position + i, read->layer + l,
-                        verify ? as_crc32c(0, bytes, fetch->extent_bytes) : 0);
+            uint32_t position = read->position + i, layer = read->layer + l;
+            uint8_t *to = assay_fetch_place(fetch, part->blocks[position], layer);
+            uint32_t crc = 0;
+            if (from) {
+                crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
+                from += fetch->extent_bytes;
+            } else if (fetch->client->options.verify_checksums) {
+                crc = as_crc32c(0, to, fetch->extent_bytes);
+            }
+            take_extent(part, position, layer, crc);
         }
     }
 }
@@ -152,12 +169,7 @@ static void copy_extent(assay_part_t *part)
                           (fetch->blocks[block].address - part->link->pool_address) +
                           (size_t)part->layer * fetch->extent_bytes;
     uint8_t *to = assay_fetch_place(fetch, block, part->layer);
-    uint32_t crc = 0;
-    if (fetch->client->options.verify_checksums) {
-        crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
-    } else {
-        memcpy(to, from, fetch->extent_bytes);
-    }
+    uint32_t crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
     if (!lease_holds(part)) {
         assay_fetch_hole(fetch, block, AS_ERR_LEASE);
         return;
@@ -183,23 +195,42 @@ static as_status_t start_get(assay_read_t *read)
 
 // ---- by message
 
-static as_status_t send_read(assay_call_t *call)
+// Sends what was asked since the last time.
+static void flush_asks(assay_link_t *link)
+{
+    as_wire_read_t *asking = &link->asking;
+    uint32_t count = asking->ask_count;
+    if (count == 0 || link->state != LINK_READY) {
+        return;
+    }
+    asking->head = as_wire_head(AS_WIRE_READ, 0);
+    memset(&asking->asks[count], 0, (AS_WIRE_ASKS_MAX - count) * sizeof(asking->asks[0]));
+    as_status_t status = as_net_send(link->conn, asking, sizeof(*asking), NULL, 0, NULL, NULL);
+    asking->ask_count = 0;
+    if (status != AS_OK) {
+        assay_link_fail(link, status); // they would never be answered
+    }
+}
+
+static as_status_t add_ask(assay_call_t *call)
 {
     const assay_read_t *read = call->owner;
-    const as_wire_read_t ask = {
-        .head = as_wire_head(AS_WIRE_READ, assay_call_id(call)),
-        .lease_id = read->part->lease_id,
-        .layer_first = read->layer,
-        .layer_count = read->layer_count,
-        .index_first = read->position,
-        .index_count = read->count,
+    as_wire_read_t *asking = &call->link->asking;
+    AS_ASSERT(asking->ask_count < AS_WIRE_ASKS_MAX);
+    asking->lease_id = read->part->lease_id;
+    asking->asks[asking->ask_count++] = (as_wire_ask_t){
+        .request = assay_call_id(call),
+        .layer_first = (uint16_t)read->layer,
+        .layer_count = (uint16_t)read->layer_count,
+        .index_first = (uint16_t)read->position,
+        .index_count = (uint16_t)read->count,
     };
-    return as_net_send(read->part->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
+    return AS_OK;
 }
 
 static as_status_t start_ask(assay_read_t *read)
 {
-    const assay_call_params_t params = {read, AS_WIRE_DATA, send_read, on_data, on_asked_failed};
+    const assay_call_params_t params = {read, AS_WIRE_DATA, add_ask, on_data, on_asked_failed};
     read->state = READ_ASKED;
     return assay_call_start(read->part->link, &params, &read->call);
 }
@@ -222,11 +253,12 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     assay_fetch_t *fetch = part->fetch;
     uint32_t block = part->blocks[read->position];
     as_status_t status = as_wire_status_to(((const as_wire_data_t *)header)->status);
-    bool sound =
-        msg->data_bytes ==
-        (status == AS_OK ? (size_t)read->count * read->layer_count * fetch->extent_bytes : 0);
+    bool sound = msg->data_bytes == (status == AS_OK ? read_bytes(read) : 0);
     read->call = NULL;
-    if (status == AS_OK && sound) {
+    if (status == AS_OK && sound && msg->data) {
+        part->progress_us = assay_now_us(fetch->client);
+        take_read(read, msg->data);
+    } else if (status == AS_OK && sound) {
         read->state = READ_ARRIVING;
         fetch->arriving++;
         status =
@@ -237,7 +269,9 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
         fetch->arriving--;
     }
     read_give(read);
-    assay_fetch_hole(fetch, block, sound ? status : AS_ERR_PROTOCOL);
+    if (status != AS_OK || !sound) {
+        assay_fetch_hole(fetch, block, sound ? status : AS_ERR_PROTOCOL);
+    }
     wake_all(fetch);
     if (!sound) {
         assay_link_fail(part->link, AS_ERR_PROTOCOL);
@@ -256,7 +290,7 @@ static void on_arrived(void *ctx, as_status_t status)
     }
     if (fetch->state == FETCH_READING) {
         if (status == AS_OK) {
-            take_read(read);
+            take_read(read, NULL);
         } else {
             assay_fetch_hole(fetch, part->blocks[read->position], status);
         }
@@ -268,11 +302,12 @@ static void on_arrived(void *ctx, as_status_t status)
 
 // ---- what is next
 
-// How many of `left` neighbours one READ brings: as many as are worth it, in pieces of about the
+// How many of `left` neighbours one read brings: as many as are worth it, in pieces of about the
 // same length.
-static uint32_t run_of(const assay_fetch_t *fetch, uint32_t left)
+static uint32_t run_of(const assay_part_t *part, uint32_t left)
 {
-    uint32_t most = (uint32_t)(READ_BYTES_TARGET / fetch->extent_bytes);
+    size_t bytes = part->link->rkey ? GET_BYTES_TARGET : ASK_BYTES_TARGET;
+    uint32_t most = (uint32_t)(bytes / part->fetch->extent_bytes);
     most = most == 0 ? 1 : most > AS_WIRE_EXTENTS_MAX ? AS_WIRE_EXTENTS_MAX : most;
     uint32_t pieces = (left + most - 1) / most;
     return (left + pieces - 1) / pieces;
@@ -333,38 +368,65 @@ static bool seek(assay_part_t *part)
     return false;
 }
 
+// A fetch's share of what a link may have in flight.
+static size_t share_bytes(const assay_part_t *part)
+{
+    const assay_client_t *client = part->fetch->client;
+    return client->options.bytes_in_flight_max / client->fetch_count;
+}
+
+// Whether so much has arrived that asking for more is worth a message.
+static bool is_low(const assay_part_t *part)
+{
+    return part->outstanding == 0 || part->outstanding_bytes <= share_bytes(part) / 4 * 3;
+}
+
+static bool has_room(const assay_part_t *part)
+{
+    const assay_client_t *client = part->fetch->client;
+    const assay_link_t *link = part->link;
+    return part->outstanding == 0 || (link->reads_in_flight < link->asks_max &&
+                                      link->bytes_in_flight < client->options.bytes_in_flight_max &&
+                                      part->outstanding_bytes < share_bytes(part));
+}
+
 // Starts one read. False: no room for more now.
 static bool start_one(assay_part_t *part)
 {
     assay_fetch_t *fetch = part->fetch;
     assay_link_t *link = part->link;
-    uint32_t share = link->reads_max / fetch->client->fetch_count;
-    if (link->reads_in_flight >= link->reads_max || part->outstanding >= (share > 0 ? share : 1)) {
+    if (!has_room(part)) {
         return false;
     }
     uint32_t block = part->blocks[part->position];
-    uint32_t count = fetch->by_block ? 1 : run_of(fetch, neighbours(part));
+    uint32_t count = fetch->by_block ? 1 : run_of(part, neighbours(part));
     uint32_t layer_count =
-        fetch->by_block ? run_of(fetch, fetch->args.shape.layers - part->layer) : 1;
+        fetch->by_block ? run_of(part, fetch->args.shape.layers - part->layer) : 1;
     assay_read_t *read = read_take(part, count, layer_count);
     if (!read) {
         assay_fetch_hole(fetch, block, AS_ERR_BUSY);
         return false;
     }
     as_status_t status = link->rkey ? start_get(read) : start_ask(read);
-    if (status == AS_OK) {
-        advance(part, count, layer_count);
-        return true;
+    if (status != AS_OK) {
+        read_give(read);
+        assay_fetch_hole(fetch, block, status);
+        return false;
     }
-    read_give(read);
-    assay_fetch_hole(fetch, block, status);
-    return false;
+    advance(part, count, layer_count);
+    if (link->asking.ask_count == AS_WIRE_ASKS_MAX) {
+        flush_asks(link);
+    }
+    return true;
 }
 
 // True: there is more to copy in the next turn.
 static bool pump_part(assay_part_t *part, size_t *budget_bytes)
 {
     assay_fetch_t *fetch = part->fetch;
+    if (!part->link->local && !is_low(part)) {
+        return false;
+    }
     while (fetch->state == FETCH_READING && seek(part)) {
         if (!assay_link_is(part->link, part->epoch)) {
             assay_fetch_hole(fetch, part->blocks[part->position], AS_ERR_PEER_LOST);
@@ -390,6 +452,7 @@ void assay_read_pump(assay_fetch_t *fetch)
     bool more = false;
     for (uint32_t i = 0; i < fetch->part_count && fetch->state == FETCH_READING; i++) {
         more |= pump_part(&fetch->parts[i], &budget_bytes);
+        flush_asks(fetch->parts[i].link);
     }
     if (more) {
         as_loop_post(fetch->client->options.loop, &fetch->pump);

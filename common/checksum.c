@@ -206,17 +206,47 @@ TARGET_SSE static uint32_t sse_crc(uint32_t crc, const uint8_t *data, size_t byt
     return ~(uint32_t)sse_serial(state, NULL, data, bytes);
 }
 
+// From this size on a copy goes past the caches: the lines of the destination are not read before
+// they are overwritten, which makes a copy of cold memory 1.4 times as fast as memcpy.
+#define STREAM_BYTES_MIN 16384u
+
+static inline size_t bytes_to_line(const uint8_t *at)
+{
+    return (64 - (uintptr_t)at % 64) % 64;
+}
+
+// bytes: a multiple of 64; destination: at the start of a line.
+static void sse_stream(uint8_t *destination, const uint8_t *source, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += 16) {
+        _mm_stream_si128((__m128i *)(void *)(destination + i),
+                         _mm_loadu_si128((const __m128i *)(const void *)(source + i)));
+    }
+}
+
 static uint32_t sse_copy(uint32_t crc, uint8_t *destination, const uint8_t *source, size_t bytes)
 {
     // The copy of a piece brings it into the first-level cache, where three streams then find it.
     const size_t piece_bytes = 3 * LONG_BYTES;
+    bool stream = bytes >= STREAM_BYTES_MIN;
+    size_t some = stream ? bytes_to_line(destination) : 0;
     while (bytes > 0) {
-        size_t some = bytes < piece_bytes ? bytes : piece_bytes;
-        memcpy(destination, source, some);
+        if (some == 0) {
+            some = bytes < piece_bytes ? bytes : piece_bytes;
+        }
+        if (stream && some == piece_bytes) {
+            sse_stream(destination, source, some);
+        } else {
+            memcpy(destination, source, some);
+        }
         crc = sse_crc(crc, source, some);
         destination += some;
         source += some;
         bytes -= some;
+        some = 0;
+    }
+    if (stream) {
+        _mm_sfence(); // streaming stores are ordered with nothing else
     }
     return crc;
 }
@@ -243,25 +273,25 @@ TARGET_AVX512 static inline __m512i folded(__m512i sum, __m512i fold, __m512i ne
 }
 
 // Cold memory is read 20 to 40 % faster when asked for this far ahead than by the hardware's own
-// prefetch (13 to 15 GB/s on one core), and copied 30 % faster when the destination's lines are
-// asked for as well, which makes the copy as fast as memcpy. Asking beyond the end of a buffer is
-// harmless.
+// prefetch (13 to 15 GB/s on one core). Asking beyond the end of a buffer is harmless.
 #define AHEAD_BYTES 2048
 
-TARGET_AVX512 static inline void ask_ahead(const uint8_t *destination, const uint8_t *source)
+TARGET_AVX512 static inline void ask_ahead(const uint8_t *source)
 {
     for (size_t line = 0; line < 256; line += 64) {
         __builtin_prefetch(source + AHEAD_BYTES + line, 0, 3);
-        if (destination) {
-            __builtin_prefetch(destination + AHEAD_BYTES + line, 1, 3);
-        }
     }
 }
 
-TARGET_AVX512 static inline __m512i take(uint8_t *destination, const uint8_t *source)
+// What happens to the bytes that are summed.
+typedef enum keep { KEEP_NOTHING, KEEP_COPY, KEEP_STREAM } keep_t;
+
+TARGET_AVX512 static inline __m512i take(keep_t keep, uint8_t *destination, const uint8_t *source)
 {
     __m512i data = _mm512_loadu_si512(source);
-    if (destination) {
+    if (keep == KEEP_STREAM) {
+        _mm512_stream_si512((void *)destination, data);
+    } else if (keep == KEEP_COPY) {
         _mm512_storeu_si512(destination, data);
     }
     return data;
@@ -269,15 +299,15 @@ TARGET_AVX512 static inline __m512i take(uint8_t *destination, const uint8_t *so
 
 // Sums `bytes` bytes (a multiple of 64, at least 256) in four accumulators of 64 bytes.
 TARGET_AVX512 static inline __attribute__((always_inline)) uint64_t
-avx512_fold(uint64_t state, uint8_t *destination, const uint8_t *source, size_t bytes)
+avx512_fold(uint64_t state, keep_t keep, uint8_t *destination, const uint8_t *source, size_t bytes)
 {
-#define AT(offset) take(destination ? destination + (offset) : NULL, source + (offset))
+#define AT(offset) take(keep, keep ? destination + (offset) : NULL, source + (offset))
     __m512i sum0 = _mm512_xor_si512(AT(0), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)state)));
     __m512i sum1 = AT(64), sum2 = AT(128), sum3 = AT(192);
     const __m512i by_64 = load_fold(fold_64), by_256 = load_fold(fold_256);
     size_t done = 256;
     for (; done + 256 <= bytes; done += 256) {
-        ask_ahead(destination ? destination + done : NULL, source + done);
+        ask_ahead(source + done);
         sum0 = folded(sum0, by_256, AT(done));
         sum1 = folded(sum1, by_256, AT(done + 64));
         sum2 = folded(sum2, by_256, AT(done + 128));
@@ -304,7 +334,7 @@ TARGET_AVX512 static uint32_t avx512_crc(uint32_t crc, const uint8_t *data, size
     uint64_t state = (uint32_t)~crc;
     if (bytes >= 256) {
         size_t whole = bytes / 64 * 64;
-        state = avx512_fold(state, NULL, data, whole);
+        state = avx512_fold(state, KEEP_NOTHING, NULL, data, whole);
         data += whole;
         bytes -= whole;
     }
@@ -315,12 +345,24 @@ TARGET_AVX512 static uint32_t avx512_copy(uint32_t crc, uint8_t *destination, co
                                           size_t bytes)
 {
     uint64_t state = (uint32_t)~crc;
+    bool stream = bytes >= STREAM_BYTES_MIN;
+    if (stream) {
+        size_t some = bytes_to_line(destination);
+        state = sse_serial(state, destination, source, some);
+        destination += some;
+        source += some;
+        bytes -= some;
+    }
     if (bytes >= 256) {
         size_t whole = bytes / 64 * 64;
-        state = avx512_fold(state, destination, source, whole);
+        state = stream ? avx512_fold(state, KEEP_STREAM, destination, source, whole)
+                       : avx512_fold(state, KEEP_COPY, destination, source, whole);
         destination += whole;
         source += whole;
         bytes -= whole;
+    }
+    if (stream) {
+        _mm_sfence(); // streaming stores are ordered with nothing else
     }
     return ~(uint32_t)sse_serial(state, destination, source, bytes);
 }

@@ -162,7 +162,9 @@ as_status_t as_net_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done
         return AS_ERR_INVALID;
     }
     in->taken = true;
-    return in->conn->net->ops->msg_recv(msg, buffer, done, ctx);
+    as_status_t status = in->conn->net->ops->msg_recv(msg, buffer, done, ctx);
+    in->taken = status == AS_OK; // else the payload is dropped, and its sender told
+    return status;
 }
 
 as_status_t as_net_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p)

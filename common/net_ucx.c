@@ -228,7 +228,10 @@ static void tick(ucx_net_t *net)
     ucx_loop_glue_t *glue = net->glue;
     bool any = false;
     net->ticking = true;
+    // What has ended is reported after each call: a peer that has its bytes asks for more at once,
+    // and owners count what is under way.
     for (unsigned i = 0; i < PROGRESS_MAX && ucp_worker_progress(net->worker) > 0; i++) {
+        deliver(net);
         any = true;
     }
     any |= deliver(net);

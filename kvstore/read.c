@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// READ: extents of leased blocks, sent from the pool as they lie there. Nothing is copied; the
-// blocks are pinned until the network is done with them, so a lease that ends in the meantime does
-// no harm.
+// READ: extents of leased blocks, sent from the pool as they lie there, a message for each ask.
+// Nothing is copied; the blocks are pinned until the network is done with them, so a lease that
+// ends in the meantime does no harm.
 #include <string.h>
 
 #include "common/assert.h"
@@ -24,9 +24,9 @@ as_status_t kvs_reads_alloc(kvs_store_t *store)
     return as_pool_alloc("kvs reads", sizeof(read_t), store->options.reads_max, &store->reads);
 }
 
-static void refuse(kvs_conn_t *conn, const as_wire_read_t *ask, as_status_t status)
+static void refuse(kvs_conn_t *conn, const as_wire_ask_t *ask, as_status_t status)
 {
-    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->head.request),
+    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->request),
                                   .status = as_wire_status_of(status)};
     if (status == AS_ERR_BUSY) {
         as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
@@ -52,13 +52,13 @@ static void on_sent(void *ctx, as_status_t status)
 }
 
 // Pins the blocks and lays out what is to be sent.
-static as_status_t gather(read_t *read, const as_wire_read_t *ask)
+static as_status_t gather(read_t *read, uint64_t lease_id, const as_wire_ask_t *ask)
 {
     kvs_conn_t *conn = read->conn;
     kvs_store_t *store = conn->store;
     for (uint32_t i = 0; i < ask->index_count; i++) {
         kvs_block_t *block =
-            kvs_lease_block(store->leases, &conn->leases, ask->lease_id, ask->index_first + i);
+            kvs_lease_block(store->leases, &conn->leases, lease_id, ask->index_first + i);
         if (!block) {
             return AS_ERR_LEASE;
         }
@@ -73,7 +73,7 @@ static as_status_t gather(read_t *read, const as_wire_read_t *ask)
         read->iov_count = i + 1;
         read->bytes += read->iov[i].bytes;
     }
-    if (ask->index_count * ask->layer_count > 1 && read->bytes > AS_WIRE_READ_BYTES_MAX) {
+    if (ask->index_count * ask->layer_count > 1 && read->bytes > AS_WIRE_ASK_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
     return AS_OK;
@@ -90,15 +90,17 @@ static void corrupt(read_t *read)
     }
 }
 
-void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *ask)
+static bool is_sound(const as_wire_ask_t *ask)
+{
+    return ask->index_count > 0 && ask->layer_count > 0 &&
+           (ask->index_count == 1 || ask->layer_count == 1) &&
+           ask->index_count <= AS_WIRE_EXTENTS_MAX && ask->layer_count <= AS_WIRE_EXTENTS_MAX &&
+           ask->index_first < AS_WIRE_KEYS_MAX;
+}
+
+static void serve_ask(kvs_conn_t *conn, uint64_t lease_id, const as_wire_ask_t *ask)
 {
     kvs_store_t *store = conn->store;
-    if (ask->index_count == 0 || ask->layer_count == 0 ||
-        (ask->index_count > 1 && ask->layer_count > 1) || ask->index_count > AS_WIRE_EXTENTS_MAX ||
-        ask->layer_count > AS_WIRE_EXTENTS_MAX || ask->index_first >= AS_WIRE_KEYS_MAX) {
-        kvs_conn_offend(conn, "a malformed READ");
-        return;
-    }
     read_t *read = conn->reads < KVS_CONN_READS_MAX ? as_pool_take(store->reads) : NULL;
     if (!read) {
         refuse(conn, ask, AS_ERR_BUSY);
@@ -107,19 +109,34 @@ void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *ask)
     read->conn = conn;
     conn->reads++;
     kvs_conn_hold(conn);
-    as_status_t status = gather(read, ask);
+    as_status_t status = gather(read, lease_id, ask);
     if (status == AS_OK && as_fault(AS_FAULT_serve_read_corrupt)) {
         corrupt(read);
     }
     if (status == AS_OK) {
-        const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->head.request)};
+        const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->request)};
         status = as_net_sendv(conn->net, &reply, sizeof(reply), read->iov, read->iov_count, on_sent,
                               read);
     }
     if (status != AS_OK) {
-        kvs_conn_hold(conn);
         on_sent(read, status);
         refuse(conn, ask, status);
-        kvs_conn_drop(conn);
     }
+}
+
+void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read)
+{
+    bool sound = read->ask_count > 0 && read->ask_count <= AS_WIRE_ASKS_MAX;
+    for (uint32_t i = 0; sound && i < read->ask_count; i++) {
+        sound = is_sound(&read->asks[i]);
+    }
+    if (!sound) {
+        kvs_conn_offend(conn, "a malformed READ");
+        return;
+    }
+    kvs_conn_hold(conn);
+    for (uint32_t i = 0; i < read->ask_count && conn->net; i++) {
+        serve_ask(conn, read->lease_id, &read->asks[i]);
+    }
+    kvs_conn_drop(conn);
 }

@@ -144,8 +144,8 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
         .pool_bytes = kvs_pool_bytes(store->pool),
         .lease_ms_max = (uint32_t)(store->options.lease_us_max / 1000),
         .keys_max = AS_WIRE_KEYS_MAX,
-        .reads_max = KVS_CONN_READS_MAX,
-        .read_bytes_max = AS_WIRE_READ_BYTES_MAX,
+        .asks_max = KVS_CONN_ASKS_MAX,
+        .ask_bytes_max = AS_WIRE_ASK_BYTES_MAX,
     };
     if (ask->role != AS_WIRE_CLIENT && ask->role != AS_WIRE_STORE) {
         kvs_conn_offend(conn, "an unknown role");

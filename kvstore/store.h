@@ -12,9 +12,12 @@
 #include "kvstore/lease.h"
 #include "proto/wire.h"
 
-#define KVS_STORE_MAGIC    0x65726f74732e736bull // "ks.store"
-#define KVS_LOCATES_MAX    32u // LOCATEs being answered, of all connections; each holds about 280 KiB
-#define KVS_CONN_READS_MAX 256u // READs being sent on one connection
+#define KVS_STORE_MAGIC   0x65726f74732e736bull // "ks.store"
+#define KVS_LOCATES_MAX   32u // LOCATEs being answered, of all connections; each holds about 280 KiB
+#define KVS_CONN_ASKS_MAX 256u // asks in flight on one connection, as its client is told
+// Asks being sent on one connection: an answer that the client has, and the network here has not
+// reported as sent, counts here and no longer there.
+#define KVS_CONN_READS_MAX (2 * KVS_CONN_ASKS_MAX)
 #define KVS_SWEEP_US       50000u
 #define KVS_LEASE_GRACE_US 20000u // a lease is kept this much longer than the reader was told
 #define KVS_VERIFY_BYTES_MAX                                                                       \
@@ -112,7 +115,7 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
 
 // read.c
 as_status_t kvs_reads_alloc(kvs_store_t *store) AS_MUST_USE;
-void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *ask);
+void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read);
 
 // put.c: the write path.
 as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p) AS_MUST_USE;

@@ -6,15 +6,18 @@
 // block's bytes) are the message's payload. Whoever receives one checks it with as_wire_check
 // before reading a field, and bounds every count by the limits below before using it.
 //
-//   client -> store                          store -> client
-//   HELLO    who I am                        HELLO_REPLY  who I am, limits          + packed remote
-//   key LOCATE   kind, lease      + keys         LOCATED      lease                     + places +
-//   checksums READ     lease, extents                  DATA         status                    + the
-//   extents' bytes RELEASE  lease                           (no answer) RESERVE  key, lengths
-//   RESERVED     ticket, or EXISTS WRITE    ticket           + block        (no answer) COMMIT
-//   ticket           + checksums    COMMITTED    status ABANDON  ticket (no answer)
+//   client -> store                      store -> client
+//   HELLO    who I am                    HELLO_REPLY  who I am, limits + packed remote key
+//   LOCATE   kind, lease + keys          LOCATED      lease + places + checksums
+//   READ     lease, extents asked for    DATA         status + bytes, for each thing asked
+//   RELEASE  lease                       (no answer)
+//   RESERVE  key, lengths                RESERVED     ticket, or EXISTS
+//   WRITE    ticket + block              (no answer)
+//   COMMIT   ticket + checksums          COMMITTED    status
+//   ABANDON  ticket                      (no answer)
 //
-// An answer carries the request number of its question; numbers are the client's own. WRITE and
+// An answer carries the request number of its question; numbers are the client's own. Each thing
+// asked for by a READ has a number of its own, and its own answer. WRITE and
 // COMMIT may be sent back to back. The first message on a connection is HELLO; anything else ends
 // the connection.
 #ifndef AS_WIRE_H
@@ -32,11 +35,12 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 1u
+#define AS_WIRE_VERSION 2u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
-#define AS_WIRE_EXTENTS_MAX      32u          // extents of one READ
-#define AS_WIRE_READ_BYTES_MAX   (4u << 20)   // bytes of one READ of several extents
+#define AS_WIRE_ASKS_MAX         30u          // asks of one READ
+#define AS_WIRE_EXTENTS_MAX      32u          // extents of one ask
+#define AS_WIRE_ASK_BYTES_MAX    (4u << 20)   // bytes of one ask of several extents
 #define AS_WIRE_EXTENT_BYTES_MAX (16u << 20)  // one extent
 #define AS_WIRE_BLOCK_BYTES_MAX  (256u << 20) // one block
 #define AS_WIRE_LEASE_MS_MAX     600000u      // no store grants more
@@ -112,8 +116,8 @@ _Static_assert(offsetof(as_wire_hello_t, role) == 32, "layout on the wire");
 //     48     8  bytes of the pool
 //     56     4  longest lease, ms
 //     60     4  keys of one LOCATE, at most
-//     64     4  READs in flight on one connection, at most
-//     68     4  bytes of one READ of several extents, at most
+//     64     4  asks in flight on one connection, at most
+//     68     4  bytes of one ask of several extents, at most
 typedef struct as_wire_hello_reply {
     as_wire_head_t head;
     uint32_t status;
@@ -124,8 +128,8 @@ typedef struct as_wire_hello_reply {
     uint64_t pool_bytes;
     uint32_t lease_ms_max;
     uint32_t keys_max;
-    uint32_t reads_max;
-    uint32_t read_bytes_max;
+    uint32_t asks_max;
+    uint32_t ask_bytes_max;
 } as_wire_hello_reply_t;
 _Static_assert(sizeof(as_wire_hello_reply_t) == 72, "layout on the wire");
 _Static_assert(offsetof(as_wire_hello_reply_t, node_id) == 24, "layout on the wire");
@@ -194,22 +198,36 @@ typedef struct as_wire_release {
 } as_wire_release_t;
 _Static_assert(sizeof(as_wire_release_t) == 24, "layout on the wire");
 
-// READ: of one layer of several blocks, or of several layers of one block
+// One ask of a READ: one layer of several blocks, or several layers of one block
+//      0     8  request number of its DATA
+//      8     2  first layer
+//     10     2  number of layers
+//     12     2  first block, as an index into the keys of the LOCATE that gave the lease
+//     14     2  number of blocks; this or the number of layers is 1, and their product at most 32
+typedef struct as_wire_ask {
+    uint64_t request;
+    uint16_t layer_first;
+    uint16_t layer_count;
+    uint16_t index_first;
+    uint16_t index_count;
+} as_wire_ask_t;
+_Static_assert(sizeof(as_wire_ask_t) == 16, "layout on the wire");
+_Static_assert(offsetof(as_wire_ask_t, index_first) == 12, "layout on the wire");
+
+// READ; the request number of its head means nothing
 //     16     8  lease
-//     24     4  first layer
-//     28     4  number of layers
-//     32     4  first block, as an index into the keys of the LOCATE that gave the lease
-//     36     4  number of blocks; this or the number of layers is 1, and their product at most 32
+//     24     4  number of asks, 1..30; what is behind them is 0
+//     28     4  0
+//     32   480  asks
 typedef struct as_wire_read {
     as_wire_head_t head;
     uint64_t lease_id;
-    uint32_t layer_first;
-    uint32_t layer_count;
-    uint32_t index_first;
-    uint32_t index_count;
+    uint32_t ask_count;
+    uint32_t reserved;
+    as_wire_ask_t asks[AS_WIRE_ASKS_MAX];
 } as_wire_read_t;
-_Static_assert(sizeof(as_wire_read_t) == 40, "layout on the wire");
-_Static_assert(offsetof(as_wire_read_t, index_first) == 32, "layout on the wire");
+_Static_assert(sizeof(as_wire_read_t) == 512, "layout on the wire");
+_Static_assert(offsetof(as_wire_read_t, asks) == 32, "layout on the wire");
 
 // DATA; payload when OK: the extents one after the other, in the order asked
 //     16     4  status
@@ -288,7 +306,7 @@ _Static_assert(sizeof(as_wire_committed_t) == 24, "layout on the wire");
 // Bytes of the header of a type; 0 for an unknown type.
 static inline size_t as_wire_bytes(uint32_t type)
 {
-    static const uint8_t bytes[AS_WIRE_TYPE_COUNT] = {
+    static const uint16_t bytes[AS_WIRE_TYPE_COUNT] = {
         [AS_WIRE_HELLO] = sizeof(as_wire_hello_t),
         [AS_WIRE_HELLO_REPLY] = sizeof(as_wire_hello_reply_t),
         [AS_WIRE_LOCATE] = sizeof(as_wire_locate_t),

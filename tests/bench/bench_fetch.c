@@ -110,7 +110,7 @@ static void put_all(bench_t *bench)
 {
     uint8_t *block = malloc(as_block_bytes(&shape));
     for (uint32_t i = 0; i < BLOCKS; i++) {
-        for (size_t b = 0; b < as_block_bytes(&shape); b++) {
+        for (size_t b = 0, bytes = as_block_bytes(&shape); b < bytes; b++) {
             block[b] = (uint8_t)(b * 31 + i);
         }
         const assay_put_args_t args = {.shape = shape,
@@ -209,12 +209,12 @@ static void run_client(const char *transport, bool checksums, uint32_t repeats, 
     as_namespace_key(&ns, &bench.ns);
     int32_t tokens[BLOCKS * 64] = {0};
     as_chain_keys(&bench.ns, tokens, BLOCKS * 64, 64, bench.keys, BLOCKS);
-    bench.buffer = malloc(BLOCKS * as_block_bytes(&shape));
+    bench.buffer = as_mem_aligned(4096, BLOCKS * as_block_bytes(&shape));
     put_all(&bench);
     measure(&bench, transport, checksums, repeats);
     assay_client_free(bench.client);
     as_loop_free(bench.loop);
-    free(bench.buffer);
+    as_mem_free(bench.buffer);
 }
 
 // UCX reads its settings once in a process: each transport has a process of its own, and that one

@@ -76,7 +76,7 @@ static bool send_next(attack_t *attack, uint64_t request)
         !attack->conn) {
         return false;
     }
-    uint8_t header[256] = {0};
+    uint8_t header[512] = {0};
     uint32_t type = lead[1] % (AS_WIRE_TYPE_COUNT + 1);
     size_t header_bytes = as_wire_bytes(type);
     header_bytes = lead[0] & FLAG_SHORT ? lead[0] / 8 : header_bytes;
@@ -144,12 +144,16 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
                                        .pool_bytes = 1 << 20,
                                        .lease_ms_max = 1000,
                                        .keys_max = AS_WIRE_KEYS_MAX,
-                                       .reads_max = 4};
+                                       .asks_max = 4};
         as_status_t status = as_net_send(conn, &reply, sizeof(reply), NULL, 0, NULL, NULL);
         (void)status;
+    } else if (head->type == AS_WIRE_READ) {
+        const as_wire_read_t *read = msg->header;
+        for (uint32_t i = 0; i < read->ask_count && i < AS_WIRE_ASKS_MAX; i++) {
+            send_next(attack, read->asks[i].request);
+        }
     } else if (head->type == AS_WIRE_HELLO || head->type == AS_WIRE_LOCATE ||
-               head->type == AS_WIRE_READ || head->type == AS_WIRE_RESERVE ||
-               head->type == AS_WIRE_COMMIT) {
+               head->type == AS_WIRE_RESERVE || head->type == AS_WIRE_COMMIT) {
         send_next(attack, head->request);
     }
 }

@@ -101,8 +101,9 @@ static void every_implementation_agrees_with_long_division(void **state)
     const size_t largest = 40000;
     uint8_t *data = random_bytes(largest + 64), *out = malloc(largest + 128);
     // Around each boundary of the implementations: words, 64, 256, three streams of 256, three of
-    // 2048.
-    static const size_t around[] = {256, 512, 768, 1024, 1536, 6144, 6912, 8192, 12288, 40000 - 20};
+    // 2048, where copies begin to go past the caches.
+    static const size_t around[] = {256,  512,   768,   1024,  1536,  6144,
+                                    6912, 12288, 16384, 16448, 18432, 40000 - 20};
     for (size_t i = 0; i < as_crc32c_impl_count; i++) {
         const as_crc32c_impl_t *impl = &as_crc32c_impls[i];
         if (!impl->supported()) {

@@ -228,10 +228,10 @@ static void expect_nothing_held(void)
 }
 
 // One message of each type that a client may say, as sound as it can be.
-static size_t sound_message(uint32_t type, uint8_t header[128], uint8_t payload[sizeof(block)],
+static size_t sound_message(uint32_t type, uint8_t header[512], uint8_t payload[sizeof(block)],
                             size_t *payload_bytes)
 {
-    memset(header, 0, 128);
+    memset(header, 0, 512);
     *payload_bytes = 0;
     const as_wire_head_t head = as_wire_head(type, 9);
     memcpy(header, &head, sizeof(head));
@@ -243,7 +243,7 @@ static size_t sound_message(uint32_t type, uint8_t header[128], uint8_t payload[
         memcpy(header, &ask, sizeof(ask));
         memcpy(payload, &key, *payload_bytes = sizeof(key));
     } else if (type == AS_WIRE_READ) {
-        as_wire_read_t ask = {head, lease, 0, 1, 0, 1};
+        as_wire_read_t ask = {head, lease, 1, 0, {{9, 0, 1, 0, 1}}};
         memcpy(header, &ask, sizeof(ask));
     } else if (type == AS_WIRE_RESERVE) {
         as_wire_reserve_t ask = reserve_of(77);
@@ -271,7 +271,7 @@ static void every_truncated_header_ends_the_connection_and_nothing_else(void **s
     (void)state;
     as_log_set_level(AS_LOG_ERROR);
     for (size_t q = 0; q < sizeof(questions) / sizeof(questions[0]); q++) {
-        uint8_t header[128], payload[sizeof(block)];
+        uint8_t header[512], payload[sizeof(block)];
         size_t payload_bytes, whole = as_wire_bytes(questions[q]);
         for (size_t bytes = 0; bytes < whole; bytes++) {
             connect_anew();
@@ -290,7 +290,7 @@ static void every_changed_byte_is_survived(void **state)
     (void)state;
     as_log_set_level(AS_LOG_ERROR);
     for (size_t q = 0; q < sizeof(questions) / sizeof(questions[0]); q++) {
-        uint8_t header[128], payload[sizeof(block)];
+        uint8_t header[512], payload[sizeof(block)];
         size_t payload_bytes, whole = as_wire_bytes(questions[q]);
         for (size_t at = 0; at < whole; at++) {
             for (int value = 0; value < 3; value++) {
@@ -359,7 +359,7 @@ static void another_connection_can_use_neither_lease_nor_ticket(void **state)
     put(1);
     locate(1);
     uint64_t its = lease;
-    const as_wire_read_t read = {as_wire_head(AS_WIRE_READ, 6), its, 0, 2, 0, 1};
+    const as_wire_read_t read = {as_wire_head(AS_WIRE_READ, 0), its, 1, 0, {{6, 0, 2, 0, 1}}};
     say(&read, sizeof(read), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_OK);
     assert_int_equal(data_bytes, sizeof(block));
