@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fetching a chain of 64 blocks of SmolLM2's shape (94 MB in extents of 48 KiB) from a store in
-// another process, over shared memory and over TCP, checksums on and off. Prints a line of JSON for
-// each; fetch.py sets them beside ucx_perftest.
+// another process, over shared memory and over TCP, checksums on and off; and, as the limit of any
+// copy, memcpy of as many bytes in this process. Prints a line of JSON for each; fetch.py sets them
+// beside ucx_perftest.
 //
 //     bench_fetch [REPEATS]
 #include <signal.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/client.h"
@@ -175,6 +177,37 @@ static int ascending(const void *a, const void *b)
     return difference < 0 ? -1 : difference > 0;
 }
 
+static double memcpy_once(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    size_t extent_bytes = as_extent_bytes(&shape);
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    for (size_t at = 0; at < bytes; at += extent_bytes) {
+        memcpy(to + at, from + at, extent_bytes);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    __asm__ volatile("" : : "r"(to) : "memory");
+    return (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9;
+}
+
+static void measure_memcpy(uint32_t repeats)
+{
+    static double seconds[REPEATS_MAX];
+    size_t bytes = BLOCKS * as_block_bytes(&shape);
+    uint8_t *from = as_mem_aligned(4096, bytes), *to = as_mem_aligned(4096, bytes);
+    check(from && to ? AS_OK : AS_ERR_NO_MEMORY, "memory");
+    memset(from, 1, bytes);
+    memset(to, 2, bytes);
+    for (uint32_t i = 0; i < repeats; i++) {
+        seconds[i] = memcpy_once(to, from, bytes);
+    }
+    qsort(seconds, repeats, sizeof(seconds[0]), ascending);
+    printf("{\"bench\":\"memcpy\",\"bytes\":%zu,\"gb_per_s_median\":%.3f}\n", bytes,
+           (double)bytes / seconds[repeats / 2] * 1e-9);
+    as_mem_free(to);
+    as_mem_free(from);
+}
+
 static void measure(bench_t *bench, const char *transport, bool checksums, uint32_t repeats)
 {
     static double seconds[REPEATS_MAX];
@@ -244,6 +277,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_fetch: REPEATS must be between 1 and %u\n", REPEATS_MAX);
         return 2;
     }
+    measure_memcpy(repeats);
     int failed = run_transport("shm", "posix,tcp", repeats);
     return run_transport("tcp", "tcp", repeats) || failed;
 }
