@@ -5,7 +5,10 @@
 // new swap waits for the old one's end, never for more than the client takes to cancel.
 #include "gpuworker/decode/swap.h"
 
+#include <string.h>
+
 #include "common/assert.h"
+#include "common/fault.h"
 #include "gpuworker/engine.h"
 
 uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *first_p)
@@ -109,6 +112,7 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
     if (status == AS_OK) {
         swap->first_block = first;
         swap->block_count = count;
+        swap->released = 0;
         swap->prefix = request->step == GPW_STEP_FETCH;
         swap->waited_since_us = 0;
     }
@@ -155,9 +159,16 @@ const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t 
 
 void gpw_swap_release(gpw_swap_t *swap, uint32_t layers)
 {
-    if (swap->transfer && !swap->abandoned) {
-        gpw_transfer_release(swap->transfer, layers);
+    if (!swap->transfer || swap->abandoned) {
+        return;
     }
+    for (; swap->released < layers; swap->released++) {
+        if (as_fault(AS_FAULT_swap_slot_reused)) {
+            memset(swap->ring + (swap->released % swap->layer_slots) * swap->layer_stride, 0xff,
+                   swap->block_count * swap->extent_bytes);
+        }
+    }
+    gpw_transfer_release(swap->transfer, layers);
 }
 
 void gpw_swap_end(gpw_request_t *request)

@@ -19,9 +19,10 @@ typedef struct gpw_swap {
     size_t layer_stride;
     uint32_t layer_slots;
     size_t extent_bytes;
-    bool prefix;    // counted as fetched, not as swapped
-    bool abandoned; // cancelled: the ring is busy until the transfer is done, and its layers are
-                    // not to be read
+    uint32_t released; // layers
+    bool prefix;       // counted as fetched, not as swapped
+    bool abandoned;    // cancelled: the ring is busy until the transfer is done, and its layers are
+                       // not to be read
     uint64_t waited_since_us;
 } gpw_swap_t;
 

@@ -4,6 +4,7 @@
 //
 // A seed chooses the network's faults, the requests and what happens to the nodes. ASSAY_SIM_SEEDS
 // is how many seeds run (40 unless given), ASSAY_SIM_SEED the one seed to run alone.
+#include "common/fault.h"
 #include "../unit/gpuworker/worker_fixture.h"
 #include "common/log.h"
 #include "gpuworker/worker_internal.h"
@@ -269,6 +270,7 @@ static void every_request_ends_with_the_right_tokens_and_nothing_leaks(void **st
         run_seed(seed);
     }
     gpw_model_free(model);
+    assert_true(as_fault_fired(AS_FAULT_swap_slot_reused) > 0);
     printf("%llu seeds: %llu ok, %llu cancelled, %llu late, %llu blocks recomputed, %llu tokens "
            "cached, %llu KiB swapped, %lld restarts\n",
            (unsigned long long)count, (unsigned long long)totals[0], (unsigned long long)totals[1],
@@ -322,6 +324,8 @@ static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
 
 int main(void)
 {
+    // A layer that is released before it was read comes out as a wrong token.
+    as_fault_arm_chance(AS_FAULT_swap_slot_reused, 1000000, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
         cmocka_unit_test(every_request_ends_with_the_right_tokens_and_nothing_leaks),
