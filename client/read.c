@@ -255,11 +255,11 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     as_status_t status = as_wire_status_to(((const as_wire_data_t *)header)->status);
     bool sound = msg->data_bytes == (status == AS_OK ? read_bytes(read) : 0);
     read->call = NULL;
+    read->state = READ_ARRIVING; // nothing is to be forgotten any more
     if (status == AS_OK && sound && msg->data) {
         part->progress_us = assay_now_us(fetch->client);
         take_read(read, msg->data);
     } else if (status == AS_OK && sound) {
-        read->state = READ_ARRIVING;
         fetch->arriving++;
         status =
             as_net_msg_recv(msg, assay_fetch_place(fetch, block, read->layer), on_arrived, read);

@@ -267,6 +267,26 @@ static void an_extent_that_the_store_damages_is_a_hole_and_stays_right_there(voi
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 6}).status, AS_OK);
 }
 
+// Whichever extent it is, and however its bytes come: 2 blocks come with their message, 6 after it.
+static void a_damaged_extent_ends_a_fetch_into_a_ring(void **state)
+{
+    (void)state;
+    for (uint32_t run = 0; run < 3 * 2 * 2 * 8; run++) {
+        world_options_t options = short_timeouts(run);
+        options.messages = run % 3 > 0;
+        world_open(&world, &options);
+        uint32_t count = run / 3 % 2 ? 2 : 6, nth = 1 + run / 12;
+        put_chain(&world, count);
+        as_fault_arm(AS_FAULT_fetch_extent_corrupt, nth);
+        fetch_result_t result =
+            fetch_chain(&world, (fetch_ask_t){.count = count, .slots = 1 + run / 6 % 2});
+        assert_int_equal(result.status, AS_ERR_CHECKSUM);
+        pass_all_timeouts();
+        as_fault_clear();
+        world_close(&world);
+    }
+}
+
 static void of_a_full_store_a_put_says_busy_and_room_is_made(void **state)
 {
     (void)state;
@@ -421,6 +441,7 @@ int main(void)
         TEST(a_locate_that_is_not_answered_is_a_miss),
         TEST(an_extent_that_arrives_damaged_is_a_hole),
         TEST(an_extent_that_the_store_damages_is_a_hole_and_stays_right_there),
+        cmocka_unit_test(a_damaged_extent_ends_a_fetch_into_a_ring),
         TEST(of_a_full_store_a_put_says_busy_and_room_is_made),
         cmocka_unit_test(the_failure_of_each_allocation_is_survived),
         cmocka_unit_test(under_random_faults_nothing_hangs_nothing_is_wrong_nothing_leaks),
