@@ -9,6 +9,7 @@
 
 #include "common/http.h"
 #include "common/log.h"
+#include "common/memory_limit.h"
 #include "kvstore/flags.h"
 #include "proto/scheduler.pb-c.h"
 
@@ -55,8 +56,32 @@ static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
     return kvs_report_alloc(&options, &daemon->report);
 }
 
+// A pool that does not fit would take the memory of everything else on the machine before it fails.
+static as_status_t check_ram(size_t ram_bytes)
+{
+    uint64_t free_bytes = as_memory_available("");
+    if (ram_bytes > free_bytes) {
+        AS_ERROR("main",
+                 "--ram asks for %zu MiB, and %llu MiB are free here: ask for less, or free some",
+                 ram_bytes >> 20, (unsigned long long)(free_bytes >> 20));
+        return AS_ERR_CONFIG;
+    }
+    if (ram_bytes > as_shared_memory_available()) {
+        AS_WARN(
+            "main",
+            "/dev/shm has %llu MiB free, less than --ram: clients on this host may have to read "
+            "by messages; make it larger (a container's --shm-size)",
+            (unsigned long long)(as_shared_memory_available() >> 20));
+    }
+    return AS_OK;
+}
+
 static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
 {
+    as_status_t checked = check_ram(flags->store.ram_bytes);
+    if (checked != AS_OK) {
+        return checked;
+    }
     kvs_store_options_t options = flags->store;
     options.loop = daemon->loop;
     options.net_alloc = net_alloc;
