@@ -48,16 +48,22 @@ static bool refused_early(struct MHD_Connection *connection)
     return bytes > (asks ? AS_HTTP_BODY_BYTES_MAX : AS_HTTP_DISCARD_BYTES_MAX);
 }
 
-static enum MHD_Result refuse_early(struct MHD_Connection *connection)
+static enum MHD_Result refuse_early(as_http_t *http, struct MHD_Connection *connection)
 {
-    static const char text[] = "request body is too large\n";
+    as_http_refusal_t refusal;
+    as_http_refusal_init(http, MHD_HTTP_CONTENT_TOO_LARGE, &refusal);
     struct MHD_Response *response =
-        MHD_create_response_from_buffer(sizeof(text) - 1, (void *)text, MHD_RESPMEM_PERSISTENT);
-    enum MHD_Result queued =
-        response ? MHD_queue_response(connection, MHD_HTTP_CONTENT_TOO_LARGE, response) : MHD_NO;
-    if (response) {
-        MHD_destroy_response(response);
+        MHD_create_response_from_buffer(strlen(refusal.body), refusal.body, MHD_RESPMEM_MUST_COPY);
+    if (!response) {
+        return MHD_NO;
     }
+    enum MHD_Result queued =
+        MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, refusal.content_type);
+    if (queued == MHD_YES) {
+        queued = MHD_queue_response(connection, (unsigned)refusal.code, response);
+    }
+    MHD_destroy_response(response);
+    as_http_connection_received(as_http_connection_of(connection));
     return queued;
 }
 
@@ -69,11 +75,16 @@ static enum MHD_Result as_http_on_access(void *ctx, struct MHD_Connection *conne
 {
     as_http_t *http = ctx;
     as_http_request_t *request = *request_p;
+    as_http_connection_t *sender = as_http_connection_of(connection);
     (void)version;
+    if (!sender || sender->cut) {
+        return MHD_NO;
+    }
     if (!request && refused_early(connection)) {
-        return refuse_early(connection);
+        return refuse_early(http, connection);
     }
     if (!request) {
+        as_http_connection_receive(sender); // its body
         request = as_http_request_new(http, connection, method, url);
         if (!request) {
             AS_WARN("http", "request dropped: out of memory");
@@ -102,24 +113,29 @@ static void on_completed(void *ctx, struct MHD_Connection *connection, void **re
                          enum MHD_RequestTerminationCode code)
 {
     as_http_request_t *request = *request_p;
+    as_http_connection_t *sender = as_http_connection_of(connection);
     (void)ctx;
-    (void)connection;
     (void)code;
     if (request) {
         *request_p = NULL;
         as_http_request_completed(request);
+    }
+    if (sender) {
+        as_http_connection_receive(sender); // the next one
     }
 }
 
 static void on_connection(void *ctx, struct MHD_Connection *connection, void **socket_context,
                           enum MHD_ConnectionNotificationCode code)
 {
-    (void)connection;
-    (void)socket_context;
-    if (code == MHD_CONNECTION_NOTIFY_CLOSED) {
-        // At its limit the library stops to listen, and only begins again when it runs after this.
-        as_http_run_soon(ctx);
+    if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+        *socket_context = as_http_connection_alloc(ctx, connection);
+        return;
     }
+    as_http_connection_free(*socket_context);
+    *socket_context = NULL;
+    // At its limit the library stops to listen, and only begins again when it runs after this.
+    as_http_run_soon(ctx);
 }
 
 // ---- Running
@@ -295,10 +311,12 @@ static as_status_t listen_on(const char *address, int *fd_p)
 
 static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connections_max)
 {
+    uint32_t idle = http->receive_seconds / 2;
     return MHD_start_daemon(
         MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, as_http_on_access, http,
         MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
-        (unsigned)connections_max, MHD_OPTION_CONNECTION_TIMEOUT, AS_HTTP_IDLE_SECONDS_MAX,
+        (unsigned)connections_max, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(idle < AS_HTTP_IDLE_SECONDS_MAX ? idle : AS_HTTP_IDLE_SECONDS_MAX),
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
         1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, http, MHD_OPTION_END);
@@ -310,19 +328,21 @@ static void open_handles(as_http_t *http, uv_loop_t *uv, int epoll_fd)
     AS_ASSERT(error == 0); // fails only on what is no descriptor
     uv_timer_init(uv, &http->timer);
     uv_idle_init(uv, &http->soon);
-    http->poll.data = http->timer.data = http->soon.data = http;
-    http->handles_open = 3;
+    uv_timer_init(uv, &http->cutter);
+    http->poll.data = http->timer.data = http->soon.data = http->cutter.data = http;
+    http->handles_open = 4;
     error = uv_poll_start(&http->poll, UV_READABLE, on_readable);
     AS_ASSERT(error == 0);
 }
 
-as_status_t as_http_alloc(as_loop_t *loop, const char *address, uint32_t connections_max,
-                          const as_http_handlers_t *handlers, as_http_t **http_p)
+as_status_t as_http_alloc(as_loop_t *loop, const as_http_options_t *options, as_http_t **http_p)
 {
     uv_loop_t *uv = as_loop_uv(loop);
     int fd;
-    AS_ASSERT(handlers->on_request && connections_max > 0 &&
-              connections_max <= CONNECTIONS_LARGEST);
+    AS_ASSERT(options->handlers.on_request && options->connections_max > 0 &&
+              options->connections_max <= CONNECTIONS_LARGEST);
+    AS_ASSERT(options->receive_seconds == 0 ||
+              options->receive_seconds >= AS_HTTP_RECEIVE_SECONDS_MIN);
     if (!uv) {
         return AS_ERR_UNSUPPORTED; // there is no HTTP in virtual time
     }
@@ -331,8 +351,10 @@ as_status_t as_http_alloc(as_loop_t *loop, const char *address, uint32_t connect
         return AS_ERR_NO_MEMORY;
     }
     http->magic = AS_HTTP_MAGIC;
-    http->handlers = *handlers;
-    as_status_t status = listen_on(address, &fd);
+    http->handlers = options->handlers;
+    http->receive_seconds =
+        options->receive_seconds ? options->receive_seconds : AS_HTTP_RECEIVE_SECONDS;
+    as_status_t status = listen_on(options->address, &fd);
     if (status != AS_OK) {
         goto fail_http;
     }
@@ -341,7 +363,7 @@ as_status_t as_http_alloc(as_loop_t *loop, const char *address, uint32_t connect
         close(fd);
         goto fail_http;
     }
-    http->daemon = start_daemon(http, fd, connections_max);
+    http->daemon = start_daemon(http, fd, options->connections_max);
     if (!http->daemon) {
         // The library closes the socket in some of its failures and not in others: losing one is
         // the lesser harm.
@@ -384,6 +406,7 @@ static void destroy(as_http_t *http)
              on_handle_closed); // before the library closes the descriptor
     uv_close((uv_handle_t *)&http->timer, on_handle_closed);
     uv_close((uv_handle_t *)&http->soon, on_handle_closed);
+    uv_close((uv_handle_t *)&http->cutter, on_handle_closed);
     for (as_http_request_t *request = http->requests; request; request = request->next) {
         as_http_request_resume(request); // the library cannot stop with suspended connections
     }

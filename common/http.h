@@ -10,7 +10,12 @@
 #include <stddef.h>
 #include "common/loop.h"
 
-#define AS_HTTP_BODY_BYTES_MAX (8u << 20)
+#define AS_HTTP_BODY_BYTES_MAX      (8u << 20)
+#define AS_HTTP_HEADERS_MAX         16u   // added to one answer
+#define AS_HTTP_HEADER_BYTES_MAX    4096u // name and value of one
+#define AS_HTTP_RECEIVE_SECONDS     60u
+#define AS_HTTP_RECEIVE_SECONDS_MIN 2u
+#define AS_HTTP_REFUSAL_BYTES_MAX   1024u
 
 typedef struct as_http as_http_t;
 typedef struct as_http_request as_http_request_t;
@@ -29,11 +34,24 @@ typedef struct as_http_handlers {
     // pointer is dead after it. May be NULL. It must not answer this request; it may answer others
     // and call as_http_free.
     void (*on_abort)(void *ctx, as_http_request_t *request);
+    // Gives its form to a refusal that never comes to on_request: 408, 413, 503. Writes a body with
+    // its NUL and returns its content type. NULL: plain text. It must call nothing of this module.
+    const char *(*on_refuse)(void *ctx, int code, const char *text, char *body, size_t bytes_max);
 } as_http_handlers_t;
 
-// address "host:port"; port 0 picks one.
-as_status_t as_http_alloc(as_loop_t *loop, const char *address, uint32_t connections_max,
-                          const as_http_handlers_t *handlers, as_http_t **http_p) AS_MUST_USE;
+typedef struct as_http_options {
+    const char *address; // "host:port"; port 0 picks one
+    uint32_t connections_max;
+    // The header of a request must be complete this long after the connection's start or its last
+    // answer, and the body this long after the header; else the client gets 408 and the connection
+    // is closed. An idle connection is closed after half of it, at most 30 s, so no request gets
+    // less than half. 0: AS_HTTP_RECEIVE_SECONDS.
+    uint32_t receive_seconds;
+    as_http_handlers_t handlers;
+} as_http_options_t;
+
+as_status_t as_http_alloc(as_loop_t *loop, const as_http_options_t *options,
+                          as_http_t **http_p) AS_MUST_USE;
 // Aborts every request that is not answered (on_abort) and closes all connections. Allowed from a
 // handler. NULL is fine.
 void as_http_free(as_http_t *http);
@@ -42,6 +60,12 @@ void as_http_request_set_user(as_http_request_t *request, void *user);
 void *as_http_request_user(const as_http_request_t *request);
 // A header of the request, or NULL.
 const char *as_http_request_header(as_http_request_t *request, const char *name);
+
+// Adds a header to the answer, before the answer is begun; both texts are copied. AS_ERR_INVALID
+// when it cannot stand in a header, or is one that the server writes (Connection, Content-Length,
+// Content-Type, Date, Transfer-Encoding); AS_ERR_LIMIT when it is too long or one too many.
+as_status_t as_http_request_add_header(as_http_request_t *request, const char *name,
+                                       const char *value) AS_MUST_USE;
 
 // Answers whole; the body is copied. The request is dead after it (no on_abort).
 void as_http_reply(as_http_request_t *request, int code, const char *content_type, const char *body,

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/metrics.h"
 
@@ -31,11 +32,19 @@ static void reply_metrics(as_http_request_t *request)
     as_mem_free(text);
 }
 
+static void reply_wrong_method(as_http_request_t *request)
+{
+    if (as_http_request_add_header(request, "Allow", "GET, HEAD") != AS_OK) {
+        AS_WARN("http", "answer without Allow: out of memory");
+    }
+    reply_text(request, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD are answered here\n");
+}
+
 static void on_request(void *ctx, as_http_request_t *request, const as_http_call_t *call)
 {
     const metrics_port_t *port = ctx;
     if (strcmp(call->method, "GET") != 0 && strcmp(call->method, "HEAD") != 0) {
-        reply_text(request, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET is answered here\n");
+        reply_wrong_method(request);
     } else if (strcmp(call->path, "/metrics") == 0) {
         reply_metrics(request);
     } else if (strcmp(call->path, "/livez") == 0) {
@@ -59,9 +68,13 @@ as_status_t as_http_alloc_metrics(as_loop_t *loop, const char *address, bool (*r
     }
     port->ready = ready;
     port->ctx = ctx;
-    as_http_handlers_t handlers = {.ctx = port, .on_request = on_request};
+    const as_http_options_t options = {
+        .address = address,
+        .connections_max = CONNECTIONS_MAX,
+        .handlers = {.ctx = port, .on_request = on_request},
+    };
     as_http_t *http;
-    as_status_t status = as_http_alloc(loop, address, CONNECTIONS_MAX, &handlers, &http);
+    as_status_t status = as_http_alloc(loop, &options, &http);
     if (status != AS_OK) {
         as_mem_free(port);
         return status;

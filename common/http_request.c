@@ -9,6 +9,7 @@
 #include "common/http_impl.h"
 
 #include <string.h>
+#include <strings.h>
 
 #include "common/assert.h"
 #include "common/log.h"
@@ -83,6 +84,11 @@ void as_http_request_release(as_http_request_t *request)
     request->magic = 0;
     if (request->response) {
         MHD_destroy_response(request->response);
+    }
+    while (request->headers) {
+        as_http_header_t *header = request->headers;
+        request->headers = header->next;
+        as_mem_free(header);
     }
     buffer_free(&request->body);
     buffer_free(&request->stream);
@@ -199,6 +205,7 @@ void as_http_request_suspend(as_http_request_t *request)
     MHD_suspend_connection(request->connection);
     request->suspended = true;
     request->stage = AS_HTTP_WAITING;
+    as_http_connection_received(as_http_connection_of(request->connection));
     if (!request->refusal) {
         open_watch(request);
     }
@@ -222,15 +229,9 @@ void as_http_request_resume(as_http_request_t *request)
 
 static void refuse(as_http_request_t *request)
 {
-    char text[128];
-    int length;
-    if (request->refusal == MHD_HTTP_CONTENT_TOO_LARGE) {
-        length = snprintf(text, sizeof(text), "request body is larger than %u bytes\n",
-                          AS_HTTP_BODY_BYTES_MAX);
-    } else {
-        length = snprintf(text, sizeof(text), "out of memory: try again later\n");
-    }
-    as_http_reply(request, request->refusal, "text/plain; charset=utf-8", text, (size_t)length);
+    as_http_refusal_t refusal;
+    as_http_refusal_init(request->http, request->refusal, &refusal);
+    as_http_reply(request, refusal.code, refusal.content_type, refusal.body, strlen(refusal.body));
 }
 
 void as_http_request_dispatch(as_http_request_t *request)
@@ -268,13 +269,76 @@ const char *as_http_request_header(as_http_request_t *request, const char *name)
 
 // ---- To the client
 
+// Of RFC 9110's characters of a name; what libmicrohttpd decides itself is not ours to set.
+static bool name_allowed(const char *name)
+{
+    static const char characters[] = "!#$%&'*+-.^_`|~0123456789"
+                                     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    static const char *const reserved[] = {"Connection", "Content-Length", "Content-Type", "Date",
+                                           "Transfer-Encoding"};
+    for (size_t i = 0; i < sizeof(reserved) / sizeof(reserved[0]); i++) {
+        if (strcasecmp(name, reserved[i]) == 0) {
+            return false;
+        }
+    }
+    return name[0] && name[strspn(name, characters)] == '\0';
+}
+
+// Without control characters nobody can end the header early and begin another.
+static bool value_allowed(const char *value)
+{
+    for (const char *at = value; *at; at++) {
+        if ((unsigned char)*at < ' ' || *at == 0x7f) {
+            return false;
+        }
+    }
+    return value[0] != '\0';
+}
+
+as_status_t as_http_request_add_header(as_http_request_t *request, const char *name,
+                                       const char *value)
+{
+    AS_ASSERT(request->magic == AS_HTTP_REQUEST_MAGIC && request->in_handler);
+    AS_ASSERT(request->stage == AS_HTTP_WAITING || request->stage == AS_HTTP_DEAD);
+    size_t name_bytes = strlen(name) + 1, value_bytes = strlen(value) + 1;
+    if (!name_allowed(name) || !value_allowed(value)) {
+        return AS_ERR_INVALID;
+    }
+    if (request->header_count == AS_HTTP_HEADERS_MAX ||
+        name_bytes + value_bytes > AS_HTTP_HEADER_BYTES_MAX + 2) {
+        return AS_ERR_LIMIT;
+    }
+    as_http_header_t *header = as_mem_alloc(sizeof(*header) + name_bytes + value_bytes);
+    if (!header) {
+        return AS_ERR_NO_MEMORY;
+    }
+    header->name = (char *)(header + 1);
+    header->value = header->name + name_bytes;
+    memcpy(header->name, name, name_bytes);
+    memcpy(header->value, value, value_bytes);
+    header->next = request->headers;
+    request->headers = header;
+    request->header_count++;
+    return AS_OK;
+}
+
+static bool fill_header(const as_http_request_t *request, const char *content_type,
+                        struct MHD_Response *response)
+{
+    bool filled = !content_type || MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE,
+                                                           content_type) == MHD_YES;
+    for (const as_http_header_t *at = request->headers; at && filled; at = at->next) {
+        filled = MHD_add_response_header(response, at->name, at->value) == MHD_YES;
+    }
+    return filled;
+}
+
 // Hands the response to libmicrohttpd. Without one the connection is closed: a client must not wait
 // for ever.
 static void answer(as_http_request_t *request, int code, const char *content_type,
                    struct MHD_Response *response)
 {
-    if (response && content_type &&
-        MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type) != MHD_YES) {
+    if (response && !fill_header(request, content_type, response)) {
         MHD_destroy_response(response);
         response = NULL;
     }

@@ -173,6 +173,8 @@ static as_status_t make_face(daemon_t *daemon)
         .model_name = daemon->model_name,
         .context_max = context_max(daemon),
         .connections_max = (uint32_t)daemon->config->connections,
+        .receive_seconds = (uint32_t)(daemon->config->receive_deadline_us / 1000000),
+        .sessions_max = (uint32_t)daemon->config->sessions,
     };
     as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
     if (status != AS_OK) {

@@ -15,7 +15,8 @@ typedef struct gpw_daemon_config {
     const char *weights; // "f16" or "f32"
     int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
     int64_t cache_bytes;
-    int64_t request_deadline_us, route_deadline_us, fetch_deadline_us, put_deadline_us;
+    int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
+        put_deadline_us;
     int64_t grace_us; // of a shutdown
 } gpw_daemon_config_t;
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "common/fault.h"
+#include "common/http.h"
 #include "common/log.h"
 #include "common/options.h"
 #include "gpuworker/resident/compressor.h"
@@ -66,6 +67,10 @@ static const as_option_t table[] = {
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
+    {.name = "receive-deadline", .type = AS_OPTION_DURATION, .value = &config.receive_deadline_us,
+     .fallback = "60s", .metavar = "TIME",
+     .help = "of a request's header, and of its body, in whole seconds; then 408",
+     .min = AS_HTTP_RECEIVE_SECONDS_MIN * 1e6, .max = 3600e6},
     {.name = "request-deadline", .type = AS_OPTION_DURATION, .value = &config.request_deadline_us,
      .fallback = "10m", .metavar = "TIME",
      .help = "of a whole request", .min = 1000, .max = 86400e6},

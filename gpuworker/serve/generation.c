@@ -260,6 +260,9 @@ static void observe(const gpw_choice_t *choice)
     if (choice->token_count > 0) {
         gpw_http_metric_observe(GPW_HTTP_FIRST_TOKEN, choice->usage.first_token_us);
         gpw_http_metric_observe(GPW_HTTP_TOTAL, choice->usage.total_us);
+        gpw_serve_t *serve = choice->generation->serve;
+        uint64_t us = choice->usage.total_us - choice->usage.queue_us;
+        serve->service_us = serve->service_us ? (7 * serve->service_us + us) / 8 : us;
     }
 }
 

@@ -17,16 +17,36 @@
 #define LINGER_US       100000u
 #define CANCEL_GRACE_US 2000000u // cancelled requests end within one engine step
 
+#define RETRY_SECONDS_MAX 60u
+
 #define CONTENT_JSON    "application/json"
 #define CONTENT_METRICS "text/plain; version=0.0.4; charset=utf-8"
 
 // ---- Replies
 
+static const char no_memory[] =
+    "{\"error\":{\"message\":\"out of memory: try again later\","
+    "\"type\":\"server_error\",\"param\":null,\"code\":\"out_of_memory\"}}";
+
+// The answer is right without it, too.
+static void add_header(as_http_request_t *http, const char *name, const char *value)
+{
+    as_status_t status = as_http_request_add_header(http, name, value);
+    if (status != AS_OK) {
+        AS_WARN(COMPONENT, "answer without %s: %s", name, as_status_str(status));
+    }
+}
+
+// `sessions` generations of the recent length run at once, so one of them ends after this long.
+static uint32_t retry_seconds(const gpw_serve_t *serve)
+{
+    uint64_t us = serve->service_us / serve->options.sessions_max;
+    uint64_t seconds = (us + 999999) / 1000000;
+    return seconds < 1 ? 1 : seconds > RETRY_SECONDS_MAX ? RETRY_SECONDS_MAX : (uint32_t)seconds;
+}
+
 void gpw_serve_reply_json(as_http_request_t *http, int code, json_t *json)
 {
-    static const char no_memory[] =
-        "{\"error\":{\"message\":\"out of memory: try again later\","
-        "\"type\":\"server_error\",\"param\":null,\"code\":\"out_of_memory\"}}";
     char *text = json ? json_dumps(json, GPW_REPLY_JSON) : NULL;
     json_decref(json);
     if (text) {
@@ -41,14 +61,41 @@ void gpw_serve_reply_json(as_http_request_t *http, int code, json_t *json)
 void gpw_serve_reply_error(gpw_serve_t *serve, as_http_request_t *http,
                            const gpw_api_error_t *error)
 {
-    (void)serve;
     AS_ASSERT(error->code >= 400);
     bool server = error->code >= 500;
     gpw_http_metric_add(error->code == 429 ? GPW_HTTP_BUSY
                         : server           ? GPW_HTTP_FAILED
                                            : GPW_HTTP_REFUSED,
                         1);
+    if (error->code == 429) {
+        char seconds[16];
+        snprintf(seconds, sizeof(seconds), "%u", retry_seconds(serve));
+        add_header(http, "Retry-After", seconds);
+    }
     gpw_serve_reply_json(http, error->code, gpw_reply_error(error));
+}
+
+// What the server refuses before a request is complete has the same form.
+static const char *on_refuse(void *ctx, int code, const char *text, char *body, size_t bytes_max)
+{
+    gpw_api_error_t error;
+    const char *reason = code == 408   ? "request_timeout"
+                         : code == 413 ? "request_too_large"
+                                       : "out_of_memory";
+    (void)ctx;
+    gpw_http_metric_add(GPW_HTTP_REQUESTS, 1);
+    gpw_http_metric_add(code >= 500 ? GPW_HTTP_FAILED : GPW_HTTP_REFUSED, 1);
+    gpw_api_error_set(&error, (gpw_api_fault_t){code, reason, NULL}, "%s", text);
+    json_t *json = gpw_reply_error(&error);
+    size_t bytes = json ? json_dumpb(json, body, bytes_max - 1, GPW_REPLY_JSON) : 0;
+    bool written = bytes > 0 && bytes < bytes_max;
+    json_decref(json);
+    if (written) {
+        body[bytes] = '\0';
+    } else {
+        snprintf(body, bytes_max, "%s", no_memory);
+    }
+    return CONTENT_JSON;
 }
 
 // ---- Paths
@@ -75,6 +122,12 @@ static void get_models(gpw_serve_t *serve, as_http_request_t *http, const as_htt
 {
     (void)call;
     gpw_serve_reply_json(http, 200, gpw_reply_models(serve));
+}
+
+static void get_model(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)call;
+    gpw_serve_reply_json(http, 200, gpw_reply_model(serve));
 }
 
 // Alive: depends on nothing but the loop.
@@ -120,40 +173,42 @@ static const route_t routes[] = {
 };
 
 // GET /v1/models/NAME.
-static bool answer_one_model(gpw_serve_t *serve, as_http_request_t *http,
-                             const as_http_call_t *call)
+static const route_t one_model = {"GET", "/v1/models/", get_model};
+
+static const route_t *find_route(const gpw_serve_t *serve, const char *path)
 {
-    static const char prefix[] = "/v1/models/";
-    if (strcmp(call->method, "GET") != 0 || strncmp(call->path, prefix, sizeof(prefix) - 1) != 0 ||
-        strcmp(call->path + sizeof(prefix) - 1, serve->options.model_name) != 0) {
-        return false;
+    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
+        if (strcmp(routes[i].path, path) == 0) {
+            return &routes[i];
+        }
     }
-    gpw_serve_reply_json(http, 200, gpw_reply_model(serve));
-    return true;
+    size_t prefix = strlen(one_model.path);
+    bool model = strncmp(one_model.path, path, prefix) == 0 &&
+                 strcmp(path + prefix, serve->options.model_name) == 0;
+    return model ? &one_model : NULL;
+}
+
+// HEAD is a GET whose body the server keeps.
+static bool takes(const route_t *route, const char *method)
+{
+    return strcmp(route->method, method) == 0 ||
+           (strcmp(route->method, "GET") == 0 && strcmp(method, "HEAD") == 0);
 }
 
 static void on_request(void *ctx, as_http_request_t *http, const as_http_call_t *call)
 {
     gpw_serve_t *serve = ctx;
     gpw_api_error_t error;
-    const route_t *known = NULL;
+    const route_t *known = find_route(serve, call->path);
     gpw_http_metric_add(GPW_HTTP_REQUESTS, 1);
-    for (size_t i = 0; i < sizeof(routes) / sizeof(routes[0]); i++) {
-        if (strcmp(routes[i].path, call->path) != 0) {
-            continue;
-        }
-        known = &routes[i];
-        if (strcmp(known->method, call->method) == 0) {
-            known->answer(serve, http, call);
-            return;
-        }
-    }
-    if (answer_one_model(serve, http, call)) {
+    if (known && takes(known, call->method)) {
+        known->answer(serve, http, call);
         return;
     }
     if (known) {
+        add_header(http, "Allow", strcmp(known->method, "GET") == 0 ? "GET, HEAD" : known->method);
         gpw_api_error_set(&error, (gpw_api_fault_t){405, "method_not_allowed", NULL}, "%s takes %s",
-                          known->path, known->method);
+                          call->path, known->method);
     } else {
         gpw_api_error_set(&error, (gpw_api_fault_t){404, "not_found", NULL},
                           "there is nothing at this path; there are POST /v1/completions, POST "
@@ -249,10 +304,16 @@ as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **se
     if (status != AS_OK) {
         goto fail_tokens;
     }
-    const as_http_handlers_t handlers = {
-        .ctx = serve, .on_request = on_request, .on_abort = on_abort};
-    status = as_http_alloc(options->loop, options->address, options->connections_max, &handlers,
-                           &serve->http);
+    const as_http_options_t http = {
+        .address = options->address,
+        .connections_max = options->connections_max,
+        .receive_seconds = options->receive_seconds,
+        .handlers = {.ctx = serve,
+                     .on_request = on_request,
+                     .on_abort = on_abort,
+                     .on_refuse = on_refuse},
+    };
+    status = as_http_alloc(options->loop, &http, &serve->http);
     if (status != AS_OK) {
         goto fail_timer;
     }

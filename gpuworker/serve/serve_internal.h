@@ -72,8 +72,9 @@ struct gpw_serve {
     as_http_t *http;
     gpw_generation_t *generations;
     uint32_t generation_count;
-    uint64_t ids;    // random start
-    int32_t *tokens; // scratch for one prompt
+    uint64_t service_us; // mean of the recent choices, without their time in the queue
+    uint64_t ids;        // random start
+    int32_t *tokens;     // scratch for one prompt
     gpw_drain_t drain;
     as_timer_t *drain_timer;
     as_loop_fn drained;

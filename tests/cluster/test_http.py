@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """curl and raw HTTP: malformed requests, limits, leaving clients, shutdown."""
 import json
+import re
+import select
 import signal
+import socket
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -57,10 +61,73 @@ def test_a_malformed_request_is_refused_with_a_remedy(cluster, path, body, code,
     assert error["type"] == "invalid_request_error" and error["code"]
 
 
-def test_a_wrong_method_and_a_huge_body_are_refused(cluster):
-    status, text = curl(f"{cluster.url()}/v1/completions")
-    assert status == 405 and "POST" in json.loads(text)["error"]["message"]
-    assert curl(f"{cluster.url()}/v1/completions", data=b"x" * (9 << 20))[0] == 413
+@pytest.mark.parametrize("method,path,allow", [
+    ("GET", "v1/completions", "POST"), ("PUT", "v1/chat/completions", "POST"), ("POST", "health", "GET, HEAD"),
+    ("DELETE", "v1/models", "GET, HEAD"), ("DELETE", "v1/models/NAME", "GET, HEAD")])
+def test_a_wrong_method_is_refused_with_the_right_one(cluster, method, path, allow):
+    path = path.replace("NAME", cluster.workers[0].address["model"])
+    status, text = curl("-i", "-X", method, f"{cluster.url()}/{path}")
+    head, _, body = text.replace("\r", "").partition("\n\n")
+    assert status == 405 and f"\nAllow: {allow}\n" in head + "\n", head
+    error = json.loads(body)["error"]
+    assert error["code"] == "method_not_allowed" and allow.split(",")[0] in error["message"]
+
+
+def test_head_is_a_get_without_its_body(cluster):
+    status, text = curl("-I", f"{cluster.url()}/v1/models/" + cluster.workers[0].address["model"])
+    assert status == 200 and "application/json" in text and "{" not in text
+
+
+@pytest.mark.parametrize("expect", ["Expect: 100-continue", "Expect:"])  # refused before it is sent, and after
+def test_a_huge_body_is_refused_in_the_form_of_the_api(cluster, expect):
+    before = cluster.metric("assay_gpuworker_http_refused_total")
+    status, text = curl("-H", expect, f"{cluster.url()}/v1/completions", data=b"x" * (9 << 20))
+    error = json.loads(text)["error"]
+    assert status == 413 and "larger than 8388608 bytes" in error["message"]
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "request_too_large")
+    assert cluster.metric("assay_gpuworker_http_refused_total") == before + 1
+
+
+@pytest.fixture()
+def impatient(tmp_path):
+    with Cluster(tmp_path, stores=0, scheduler=False, worker_options=["--receive-deadline=2s"]) as running:
+        yield running
+
+
+def drip(address, begin, piece):
+    """What the server says to a client that sends a piece every 50 ms."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(begin)
+        deadline, answer = time.monotonic() + 60, b""
+        while time.monotonic() < deadline:
+            if not select.select([client], [], [], 0.05)[0]:
+                client.sendall(piece)
+                continue
+            read = client.recv(65536)
+            if not read:
+                return answer.decode()
+            answer += read
+    pytest.fail("a client that drips was not cut")
+
+
+@pytest.mark.parametrize("begin,piece", [
+    (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ", b"x"),
+    (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b" ")])
+def test_a_client_that_drips_is_cut_and_a_long_stream_is_not(impatient, begin, piece):
+    address = impatient.workers[0].address["http"]
+    body = {"prompt": "A very long story:", "max_tokens": 1500, "temperature": 0, "assay": {"ignore_end": True}}
+    stream = Stream(impatient.url(), body)
+    events = stream.events()
+    next(events)
+    head, _, text = drip(address, begin, piece).partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 408 ") and "application/json" in head
+    error = json.loads(text)["error"]
+    assert error["code"] == "request_timeout" and "within 2 seconds" in error["message"]
+    began = time.monotonic()
+    while time.monotonic() < began + 3:  # longer than the deadline, and tokens still come
+        assert next(events)["choices"][0]["finish_reason"] is None
+    stream.close()
 
 
 def test_curl_completes_and_streams(cluster):
@@ -103,8 +170,11 @@ def test_a_full_worker_answers_429_and_a_drained_one_ends_well(small):
     stream = Stream(small.url(), body)
     events = stream.events()
     next(events)
-    status, refusal = post(small.url() + "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    status, text = curl("-i", f"{small.url()}/v1/completions", data=b'{"prompt": "x", "max_tokens": 1}')
+    head, _, text = text.replace("\r", "").partition("\n\n")
+    refusal = json.loads(text)
     assert status == 429 and "try again later" in refusal["error"]["message"]
+    assert 1 <= int(re.search(r"^Retry-After: (\d+)$", head, re.M).group(1)) <= 60
     assert refusal["error"]["type"] == "rate_limit_error"
     worker = small.workers[0]
     worker.signal(signal.SIGTERM)

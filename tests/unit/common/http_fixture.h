@@ -88,12 +88,26 @@ static inline void on_abort(void *ctx, as_http_request_t *request)
     forget(request);
 }
 
-static inline void start(uint32_t connections_max)
+static inline as_http_options_t server_options(const char *address, uint32_t connections_max)
 {
-    as_http_handlers_t handlers = {.ctx = &loop, .on_request = on_request, .on_abort = on_abort};
+    return (as_http_options_t){
+        .address = address,
+        .connections_max = connections_max,
+        .handlers = {.ctx = &loop, .on_request = on_request, .on_abort = on_abort},
+    };
+}
+
+static inline void start_with(const as_http_options_t *options)
+{
     held_count = requests_seen = aborts_seen = 0;
     assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
-    assert_int_equal(as_http_alloc(loop, "127.0.0.1:0", connections_max, &handlers, &http), AS_OK);
+    assert_int_equal(as_http_alloc(loop, options, &http), AS_OK);
+}
+
+static inline void start(uint32_t connections_max)
+{
+    const as_http_options_t options = server_options("127.0.0.1:0", connections_max);
+    start_with(&options);
 }
 
 static inline int open_server(void **state)
