@@ -65,7 +65,8 @@ int assay_get(assay_t *assay, const assay_shape_t *shape, const uint8_t *keys, u
 int assay_put(assay_t *assay, const assay_shape_t *shape, const uint8_t *namespace_key,
               const uint8_t *keys, uint32_t index, const void *block);
 
-// The namespace key of a model, and the keys of a chain of tokens: see docs/api.md.
+// The namespace key of a model, and the keys of a chain of tokens. What the arguments are for blocks
+// that Assay's workers share is in docs/api.md, "The C API"; tenant_salt may be NULL.
 int assay_namespace(const uint8_t model_fingerprint[32], const assay_shape_t *shape,
                     const char *numerics_id, const char *tenant_salt, uint8_t namespace_key[32]);
 uint32_t assay_chain(const uint8_t namespace_key[32], const int32_t *tokens, size_t token_count,

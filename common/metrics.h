@@ -2,8 +2,7 @@
 // Metrics: counters, gauges and histograms with Prometheus text exposition. Update from any thread
 // (relaxed atomics).
 //
-// A daemon declares its metrics once, in a table (<folder>/metrics.def or a static array), and
-// registers it. Names end in their unit: _total, _bytes, _us, _tokens, _blocks.
+// A daemon declares its metrics once, in a table (<folder>/metrics.c), and registers it. Names end in their unit: _total, _bytes, _us, _tokens, _blocks.
 #ifndef AS_METRICS_H
 #define AS_METRICS_H
 
@@ -18,7 +17,7 @@ typedef enum as_metric_type {
 } as_metric_type_t;
 
 typedef struct as_metric {
-    const char *name; // assay_<folder>_<noun>_<unit>
+    const char *name; // assay_<owner>_<noun>_<unit>
     const char *help;
     as_metric_type_t type;
     const char *label; // NULL, or one fixed label such as "stage=\"verify\""

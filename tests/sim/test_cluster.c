@@ -3,7 +3,7 @@
 // leaks.
 //
 // A seed chooses the network's faults, the requests and what happens to the nodes. ASSAY_SIM_SEEDS
-// is how many seeds run (40 unless given), ASSAY_SIM_SEED the one seed to run alone.
+// is how many seeds run (60 unless given, 200 in full runs), ASSAY_SIM_SEED the one seed to run alone.
 #include "common/fault.h"
 #include "../unit/gpuworker/worker_fixture.h"
 #include "common/log.h"
