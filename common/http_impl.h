@@ -9,10 +9,10 @@
 #include "common/http.h"
 
 #define AS_HTTP_STREAM_BYTES_MAX (1u << 20) // waiting in one stream
-#define AS_HTTP_IDLE_SECONDS_MAX                                                                    \
-    30u // a connection on which no byte moves, unless half of receive_seconds is less; not counted \
-        // while we work
-#define AS_HTTP_CHUNK_BYTES 16384u // asked of a stream at once
+// A connection on which no byte moves, unless half of receive_seconds is less; not counted while we
+// work.
+#define AS_HTTP_IDLE_SECONDS_MAX 30u
+#define AS_HTTP_CHUNK_BYTES      16384u // asked of a stream at once
 #define AS_HTTP_DISCARD_BYTES_MAX                                                                  \
     (64u << 20) // read and dropped of a body that is too large, before hanging up
 
