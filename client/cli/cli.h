@@ -17,6 +17,7 @@
 
 #define CLI_NODES_MAX     64u
 #define CLI_ADDRESS_BYTES 128u
+#define CLI_URL_BYTES     512u
 #define CLI_PATH_BYTES    1024u
 #define CLI_RPC_US        5000000u
 
@@ -38,6 +39,8 @@ void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)))
 // Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
 // refused.
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p);
+// Counts the names of --compressor. False, with a message: there are none, or more than `max`.
+bool cli_count_names(const char *const *names, uint32_t max, uint32_t *count_p);
 
 // ---- state.c: where the cluster of this machine is
 
@@ -67,8 +70,9 @@ const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *rol
 // The scheduler's address: `given`, or from the cluster of the run directory. False: a message was
 // printed.
 bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI_ADDRESS_BYTES]);
-// "http://host:port" of a worker: `given` (with or without http://), or from the cluster.
-bool cli_find_worker(const char *given, const char *run_dir, char url[CLI_ADDRESS_BYTES + 8]);
+// "http://host:port" of a worker: `given` (with or without http:// and /v1), or from the cluster.
+// Returns the exit code; after one other than 0 a message was printed.
+int cli_find_worker(const char *given, const char *run_dir, char url[CLI_URL_BYTES]);
 
 // ---- http.c
 
@@ -78,7 +82,8 @@ typedef struct cli_text {
 } cli_text_t;
 bool cli_text_append(cli_text_t *text, const char *bytes, size_t count);
 void cli_text_fini(cli_text_t *text);
-// A whole file, or stdin for "-"; at most 4 MiB. False: a message was printed.
+// A whole file, or stdin for "-"; at most 4 MiB, and no NUL byte, which would end a prompt. False:
+// a message was printed.
 bool cli_read_file(const char *path, cli_text_t *text);
 
 // GETs JSON. NULL: a message was printed.
@@ -112,6 +117,8 @@ typedef struct cli_answer {
     json_t *usage;
 } cli_answer_t;
 
+// That every text of it is UTF-8. False: a message was printed.
+bool cli_check_ask(const cli_ask_t *ask);
 // False: a message was printed. Free the answer in either case.
 bool cli_ask(const cli_ask_t *ask, cli_answer_t *answer);
 void cli_answer_fini(cli_answer_t *answer);

@@ -18,7 +18,7 @@
 #define QUESTIONS   2
 #define PUBLISH_MS  20000 // for the blocks of a prompt to be known to the scheduler
 #define POLL_MS     50
-#define FIGURES_MAX 8
+#define FIGURES_MAX 8u
 
 static const char *model, *text_file, *run_dir;
 static int64_t threads, max_tokens;
@@ -82,12 +82,13 @@ typedef struct figures {
 
 typedef struct demo {
     cli_cluster_t cluster;
-    char urls[2][CLI_ADDRESS_BYTES + 8];
+    char urls[2][CLI_URL_BYTES];
     char scheduler[CLI_ADDRESS_BYTES];
     cli_text_t prompts[QUESTIONS];
     cli_answer_t reference[QUESTIONS];
     figures_t figures[FIGURES_MAX];
     uint32_t figure_count;
+    uint32_t compressor_count;
 } demo_t;
 
 // ---- Set-up
@@ -279,7 +280,7 @@ static bool print_figures(const demo_t *demo)
         ">ratio",     ">prefix moved", ">swaps moved", ">drafted",          ">accepted",
         ">mean run",  ">resident",     "identical"};
     cli_table_t *out = cli_table_new(columns, 13);
-    bool identical = true;
+    bool identical = demo->figure_count > 0;
     for (uint32_t i = 0; i < demo->figure_count; i++) {
         const figures_t *row = &demo->figures[i];
         const cli_answer_t *cold = &row->answers[0], *warm = &row->answers[1];
@@ -318,7 +319,7 @@ static bool run_all(demo_t *demo)
     if (!run_reference(demo)) {
         return false;
     }
-    for (uint32_t i = 0; compressors[i] && i < FIGURES_MAX; i++) {
+    for (uint32_t i = 0; i < demo->compressor_count; i++) {
         if (!run_compressor(demo, compressors[i])) {
             return false;
         }
@@ -345,6 +346,9 @@ int cli_demo(int argc, char **argv)
     int code;
     if (!cli_options(&options, argc, argv, NULL, &code)) {
         return code;
+    }
+    if (!cli_count_names(compressors, FIGURES_MAX, &demo.compressor_count)) {
+        return 2;
     }
     run_dir = mkdtemp(dir);
     if (!run_dir || !make_prompts(&demo)) {

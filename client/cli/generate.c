@@ -19,44 +19,95 @@ double cli_now_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
+// json_string refuses what is not UTF-8.
+static bool is_utf8(const char *text)
+{
+    json_t *json = text ? json_string(text) : NULL;
+    bool good = !text || json;
+    json_decref(json);
+    return good;
+}
+
+bool cli_check_ask(const cli_ask_t *ask)
+{
+    const struct {
+        const char *name, *text;
+    } texts[] = {{"the prompt", ask->prompt},
+                 {"--system", ask->system},
+                 {"--compressor", ask->compressor},
+                 {"--cache-salt", ask->cache_salt}};
+    for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
+        if (!is_utf8(texts[i].text)) {
+            cli_complain("%s is not UTF-8", texts[i].name);
+            return false;
+        }
+    }
+    return true;
+}
+
+static json_t *message_of(const char *role, const char *content)
+{
+    return json_pack("{s:s, s:s}", "role", role, "content", content);
+}
+
+// False also where `value` could not be made; takes it in either case.
+static bool put(json_t *object, const char *name, json_t *value)
+{
+    return json_object_set_new(object, name, value) == 0;
+}
+
+static bool put_prompt(json_t *body, const cli_ask_t *ask)
+{
+    if (!ask->chat) {
+        return put(body, "prompt", json_string(ask->prompt));
+    }
+    json_t *messages = json_array();
+    bool made =
+        !ask->system || json_array_append_new(messages, message_of("system", ask->system)) == 0;
+    made = made && json_array_append_new(messages, message_of("user", ask->prompt)) == 0;
+    return put(body, "messages", messages) && made;
+}
+
+static bool put_assay(json_t *body, const cli_ask_t *ask)
+{
+    json_t *assay = json_object();
+    bool made = true;
+    if (ask->compressor) {
+        made = put(assay, "compressor", json_string(ask->compressor)) && made;
+    }
+    if (ask->horizon >= 0) {
+        made = put(assay, "horizon", json_integer(ask->horizon)) && made;
+    }
+    if (ask->verify_off) {
+        made = put(assay, "verify", json_string("off")) && made;
+    }
+    if (ask->bits) {
+        made = put(assay, "logits_hash", json_true()) && made;
+    }
+    if (ask->ignore_end) {
+        made = put(assay, "ignore_end", json_true()) && made;
+    }
+    return put(body, "assay", assay) && made;
+}
+
+// NULL: a message was printed. A part that cannot be made never leaves a request without it.
 static json_t *request_of(const cli_ask_t *ask)
 {
     json_t *body = json_pack("{s:b, s:{s:b}, s:I, s:f, s:f, s:I}", "stream", 1, "stream_options",
                              "include_usage", 1, "max_tokens", (json_int_t)ask->max_tokens,
                              "temperature", ask->temperature, "top_p",
                              ask->top_p > 0 ? ask->top_p : 1.0, "seed", (json_int_t)ask->seed);
-    json_t *assay = json_object();
-    if (ask->chat) {
-        json_t *messages = json_array();
-        if (ask->system) {
-            json_array_append_new(
-                messages, json_pack("{s:s, s:s}", "role", "system", "content", ask->system));
+    bool made = put_prompt(body, ask) && put_assay(body, ask);
+    if (made && ask->cache_salt) {
+        made = put(body, "cache_salt", json_string(ask->cache_salt));
+    }
+    if (!made) {
+        json_decref(body);
+        body = NULL;
+        if (cli_check_ask(ask)) {
+            cli_complain("out of memory");
         }
-        json_array_append_new(messages,
-                              json_pack("{s:s, s:s}", "role", "user", "content", ask->prompt));
-        json_object_set_new(body, "messages", messages);
-    } else {
-        json_object_set_new(body, "prompt", json_string(ask->prompt));
     }
-    if (ask->cache_salt) {
-        json_object_set_new(body, "cache_salt", json_string(ask->cache_salt));
-    }
-    if (ask->compressor) {
-        json_object_set_new(assay, "compressor", json_string(ask->compressor));
-    }
-    if (ask->horizon >= 0) {
-        json_object_set_new(assay, "horizon", json_integer(ask->horizon));
-    }
-    if (ask->verify_off) {
-        json_object_set_new(assay, "verify", json_string("off"));
-    }
-    if (ask->bits) {
-        json_object_set_new(assay, "logits_hash", json_true());
-    }
-    if (ask->ignore_end) {
-        json_object_set_new(assay, "ignore_end", json_true());
-    }
-    json_object_set_new(body, "assay", assay);
     return body;
 }
 
@@ -131,7 +182,7 @@ bool cli_ask(const cli_ask_t *ask, cli_answer_t *answer)
              ask->chat ? "chat/completions" : "completions");
     json_t *body = request_of(ask);
     stream_t stream = {.ask = ask, .answer = answer, .begun_ms = cli_now_ms()};
-    bool done = cli_http_stream(url, body, on_event, &stream);
+    bool done = body && cli_http_stream(url, body, on_event, &stream);
     answer->total_ms = cli_now_ms() - stream.begun_ms;
     json_decref(body);
     return done;

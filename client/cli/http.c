@@ -39,7 +39,8 @@ void cli_text_fini(cli_text_t *text)
     memset(text, 0, sizeof(*text));
 }
 
-bool cli_read_file(const char *path, cli_text_t *text)
+// What is wrong, or NULL.
+static const char *read_whole(const char *path, cli_text_t *text)
 {
     bool standard = strcmp(path, "-") == 0;
     FILE *file = standard ? stdin : fopen(path, "rb");
@@ -47,22 +48,39 @@ bool cli_read_file(const char *path, cli_text_t *text)
     size_t count;
     memset(text, 0, sizeof(*text));
     if (!file) {
-        cli_complain("cannot read %s: %s", path, strerror(errno));
-        return false;
+        return strerror(errno);
     }
-    bool fits = cli_text_append(text, "", 0);
-    while (fits && (count = fread(piece, 1, sizeof(piece), file)) > 0) {
-        fits = text->count + count <= FILE_BYTES_MAX && cli_text_append(text, piece, count);
+    const char *fault = cli_text_append(text, "", 0) ? NULL : "out of memory";
+    errno = 0;
+    while (!fault && (count = fread(piece, 1, sizeof(piece), file)) > 0) {
+        fault = text->count + count > FILE_BYTES_MAX   ? "it is larger than 4 MiB"
+                : !cli_text_append(text, piece, count) ? "out of memory"
+                                                       : NULL;
     }
-    bool complete = fits && !ferror(file);
+    if (!fault && ferror(file)) {
+        fault = errno == EISDIR ? "it is a directory" : strerror(errno);
+    }
     if (!standard) {
         fclose(file);
     }
-    if (!complete) {
-        cli_complain("cannot read %s: %s", path, fits ? "read error" : "it is larger than 4 MiB");
-        cli_text_fini(text);
+    return fault;
+}
+
+bool cli_read_file(const char *path, cli_text_t *text)
+{
+    const char *fault = read_whole(path, text);
+    const char *nul = fault ? NULL : memchr(text->bytes, '\0', text->count);
+    if (fault) {
+        cli_complain("cannot read %s: %s", path, fault);
+    } else if (nul) {
+        cli_complain("%s has a NUL byte at offset %zu: a prompt is text", path,
+                     (size_t)(nul - text->bytes));
     }
-    return complete;
+    if (fault || nul) {
+        cli_text_fini(text);
+        return false;
+    }
+    return true;
 }
 
 // ---- One exchange

@@ -56,6 +56,21 @@ bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p
     return true;
 }
 
+bool cli_count_names(const char *const *names, uint32_t max, uint32_t *count_p)
+{
+    uint32_t count = 0;
+    while (names && names[count]) {
+        count++;
+    }
+    *count_p = count;
+    if (count == 0) {
+        cli_complain("--compressor: name at least one compressor");
+    } else if (count > max) {
+        cli_complain("--compressor: %u compressors are named, %u at most", count, max);
+    }
+    return count > 0 && count <= max;
+}
+
 static void print_help(FILE *out)
 {
     fputs("usage: assay COMMAND [OPTIONS]\n\n", out);

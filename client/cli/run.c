@@ -122,20 +122,28 @@ static bool gather_prompt(int argc, char **argv, int rest, cli_text_t *prompt)
 
 int cli_run(int argc, char **argv)
 {
-    char url[CLI_ADDRESS_BYTES + 8];
+    char url[CLI_URL_BYTES];
     cli_text_t prompt;
     cli_answer_t answer;
     int rest, code;
     if (!cli_options(&options, argc, argv, &rest, &code)) {
         return code;
     }
+    if (ask.system && !ask.chat) {
+        cli_complain("--system needs --chat: a text to continue has no system message");
+        return 2;
+    }
     if (!gather_prompt(argc, argv, rest, &prompt)) {
         return 2;
     }
-    code = 1;
-    if (cli_find_worker(worker, run_dir, url)) {
+    ask.prompt = prompt.bytes;
+    if (!cli_check_ask(&ask)) {
+        cli_text_fini(&prompt);
+        return 2;
+    }
+    code = cli_find_worker(worker, run_dir, url);
+    if (code == 0) {
         ask.url = url;
-        ask.prompt = prompt.bytes;
         ask.echo = stdout;
         code = cli_ask(&ask, &answer) ? 0 : 1;
         putchar('\n');

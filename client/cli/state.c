@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -152,33 +153,60 @@ static const cli_node_t *find_node(const char *run_dir, const char *role, cli_cl
 bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI_ADDRESS_BYTES])
 {
     cli_cluster_t cluster;
-    const cli_node_t *node;
-    if (given && given[0]) {
-        snprintf(address, CLI_ADDRESS_BYTES, "%s", given);
-        return true;
-    }
-    node = find_node(run_dir, "scheduler", &cluster);
-    if (node) {
-        snprintf(address, CLI_ADDRESS_BYTES, "%s", node->rpc);
-    }
-    return node != NULL;
-}
-
-bool cli_find_worker(const char *given, const char *run_dir, char url[CLI_ADDRESS_BYTES + 8])
-{
-    cli_cluster_t cluster;
-    const char *address = given;
     if (!given || !given[0]) {
-        const cli_node_t *node = find_node(run_dir, "worker", &cluster);
+        const cli_node_t *node = find_node(run_dir, "scheduler", &cluster);
         if (!node) {
             return false;
         }
-        address = node->http;
+        given = node->rpc;
     }
-    bool complete = strncmp(address, "http://", 7) == 0;
-    int length = snprintf(url, CLI_ADDRESS_BYTES + 8, "%s%s", complete ? "" : "http://", address);
-    while (length > 0 && length < (int)CLI_ADDRESS_BYTES + 8 && url[length - 1] == '/') {
-        url[--length] = '\0';
+    if (snprintf(address, CLI_ADDRESS_BYTES, "%s", given) >= (int)CLI_ADDRESS_BYTES) {
+        cli_complain("--scheduler is longer than %u bytes", CLI_ADDRESS_BYTES - 1);
+        return false;
     }
     return true;
+}
+
+// Cuts what a base URL of OpenAI's clients ends with: slashes, and "/v1".
+static void cut_base(char *url, size_t length)
+{
+    for (bool cut_version = true;; cut_version = false) {
+        while (length > 0 && url[length - 1] == '/') {
+            url[--length] = '\0';
+        }
+        if (!cut_version || length < 3 || strcmp(url + length - 3, "/v1") != 0) {
+            return;
+        }
+        length -= 3;
+        url[length] = '\0';
+    }
+}
+
+int cli_find_worker(const char *given, const char *run_dir, char url[CLI_URL_BYTES])
+{
+    cli_cluster_t cluster;
+    if (!given || !given[0]) {
+        const cli_node_t *node = find_node(run_dir, "worker", &cluster);
+        if (!node) {
+            return 1;
+        }
+        given = node->http;
+    }
+    const char *scheme_end = strstr(given, "://");
+    const char *address = scheme_end ? scheme_end + 3 : given;
+    if (scheme_end && (scheme_end - given != 4 || strncasecmp(given, "http", 4) != 0)) {
+        cli_complain("--worker %.100s: workers speak http alone: give http://HOST:PORT", given);
+        return 2;
+    }
+    if (!address[0] || address[0] == '/') {
+        cli_complain("--worker %.100s names no host: give http://HOST:PORT", given);
+        return 2;
+    }
+    int length = snprintf(url, CLI_URL_BYTES, "http://%s", address);
+    if (length < 0 || length >= (int)CLI_URL_BYTES) {
+        cli_complain("--worker is longer than %u bytes", CLI_URL_BYTES - 1);
+        return 2;
+    }
+    cut_base(url, (size_t)length);
+    return 0;
 }

@@ -10,7 +10,7 @@
 
 #include "client/cli/cli.h"
 
-#define COMPRESSORS_MAX 16
+#define COMPRESSORS_MAX 16u
 
 static cli_ask_t ask;
 static const char *file, *prompt_text, *worker, *run_dir;
@@ -111,28 +111,40 @@ static bool gather_prompt(cli_text_t *prompt)
                 : cli_text_append(prompt, prompt_text, strlen(prompt_text));
 }
 
-// The names to compare. `models` keeps them alive.
+static bool check_texts(const char *const *names, uint32_t count)
+{
+    bool good = true;
+    for (uint32_t i = 0; good && i < count; i++) {
+        ask.compressor = names[i];
+        good = cli_check_ask(&ask);
+    }
+    return good;
+}
+
+// Puts the names to compare in place of "all". `models` keeps them alive.
 static bool list_compressors(const char *url, json_t **models_p, const char *names[COMPRESSORS_MAX],
                              uint32_t *count_p)
 {
     char path[CLI_PATH_BYTES];
-    *count_p = 0;
-    *models_p = NULL;
-    if (strcmp(chosen[0], "all") != 0) {
-        for (; chosen[*count_p] && *count_p < COMPRESSORS_MAX; (*count_p)++) {
-            names[*count_p] = chosen[*count_p];
-        }
+    if (strcmp(names[0], "all") != 0) {
         return true;
     }
+    *count_p = 0;
     snprintf(path, sizeof(path), "%s/v1/models", url);
     *models_p = cli_http_get(path);
     json_t *model = json_array_get(json_object_get(*models_p, "data"), 0);
     json_t *list = json_object_get(json_object_get(model, "assay"), "compressors");
-    for (size_t i = 0; i < json_array_size(list) && *count_p < COMPRESSORS_MAX; i++) {
+    for (size_t i = 0; i < json_array_size(list); i++) {
         const char *name = json_string_value(json_array_get(list, i));
-        if (name && strcmp(name, "none") != 0) {
-            names[(*count_p)++] = name;
+        if (!name || strcmp(name, "none") == 0) {
+            continue;
         }
+        if (*count_p == COMPRESSORS_MAX) {
+            cli_complain("%s names more than %u compressors: choose some with --compressor", path,
+                         COMPRESSORS_MAX);
+            return false;
+        }
+        names[(*count_p)++] = name;
     }
     if (*models_p && *count_p == 0) {
         cli_complain("%s names no compressors", path);
@@ -165,7 +177,6 @@ static void show_row(cli_table_t *out, const char *name, const cli_answer_t *ans
 
 typedef struct comparison {
     const char *url;
-    const char *prompt;
     char full_salt[40], shared_salt[40];
     cli_answer_t full;
     cli_table_t *table;
@@ -195,7 +206,6 @@ static bool compare(comparison_t *comparison, const char *compressor)
 static bool compare_all(comparison_t *comparison, const char *const *names, uint32_t count)
 {
     ask.url = comparison->url;
-    ask.prompt = comparison->prompt;
     ask.bits = true;
     ask.compressor = "none";
     ask.cache_salt = comparison->full_salt;
@@ -235,7 +245,7 @@ int cli_verify(int argc, char **argv)
     static const char *const columns[] = {"COMPRESSOR", ">TOKENS",  ">CACHED",   ">DRAFTED",
                                           ">ACCEPTED",  ">RUN",     ">RESIDENT", ">RATIO",
                                           ">TIME",      "IDENTICAL"};
-    char url[CLI_ADDRESS_BYTES + 8];
+    char url[CLI_URL_BYTES];
     const char *names[COMPRESSORS_MAX];
     json_t *models = NULL;
     uint64_t salt = 0;
@@ -245,12 +255,18 @@ int cli_verify(int argc, char **argv)
     if (!cli_options(&options, argc, argv, NULL, &code)) {
         return code;
     }
-    if (!gather_prompt(&prompt)) {
+    if (!cli_count_names(chosen, COMPRESSORS_MAX, &count) || !gather_prompt(&prompt)) {
         return 2;
     }
-    comparison_t comparison = {.url = url, .prompt = prompt.bytes, .identical = true};
-    bool compared = cli_find_worker(worker, run_dir, url) &&
-                    list_compressors(url, &models, names, &count) &&
+    memcpy(names, chosen, count * sizeof(names[0]));
+    ask.prompt = prompt.bytes;
+    if (!check_texts(names, count)) {
+        cli_text_fini(&prompt);
+        return 2;
+    }
+    comparison_t comparison = {.url = url, .identical = true};
+    code = cli_find_worker(worker, run_dir, url);
+    bool compared = code == 0 && list_compressors(url, &models, names, &count) &&
                     getrandom(&salt, sizeof(salt), 0) == sizeof(salt);
     if (compared) {
         snprintf(comparison.full_salt, sizeof(comparison.full_salt), "verify-full-%016llx",
@@ -268,5 +284,5 @@ int cli_verify(int argc, char **argv)
     }
     json_decref(models);
     cli_text_fini(&prompt);
-    return compared && comparison.identical ? 0 : 1;
+    return compared && comparison.identical ? 0 : code ? code : 1;
 }

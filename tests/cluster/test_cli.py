@@ -89,6 +89,64 @@ def test_stat_and_ls_show_the_stored_blocks(up, prompt):
     assert up.assay("ls").stdout.startswith("KEY")
 
 
+def assay(*arguments):
+    """A command that is to end before it looks for a cluster."""
+    return subprocess.run([ASSAY, *arguments], capture_output=True, timeout=30)
+
+
+@pytest.mark.parametrize("command", [["verify", "--prompt=x"], ["demo", "--model=/nonexistent.gguf"]])
+def test_an_empty_or_overlong_list_of_compressors_is_refused(command):
+    done = assay(*command, "--compressor=")
+    assert done.returncode == 2 and b"name at least one compressor" in done.stderr and not done.stdout
+    done = assay(*command, "--compressor=" + ",".join(["kivi4"] * 17))
+    assert done.returncode == 2 and b"17 compressors are named" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("name", ["--cache-salt", "--system", "--compressor"])
+def test_an_option_that_is_not_utf8_is_refused_and_not_dropped(name):
+    done = assay("run", "--chat", "--worker=127.0.0.1:9", name.encode() + b"=\xff\xfe", "hello")
+    assert done.returncode == 2 and f"{name} is not UTF-8".encode() in done.stderr
+
+
+def test_a_prompt_that_is_not_utf8_is_refused():
+    for command in ([b"run", b"\xff"], [b"verify", b"--prompt=\xff"]):
+        done = assay(*command)
+        assert done.returncode == 2 and b"the prompt is not UTF-8" in done.stderr
+    done = assay(b"verify", b"--prompt=x", b"--compressor=kivi4,\xff")
+    assert done.returncode == 2 and b"--compressor is not UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_a_file_that_is_no_text_is_refused(command, tmp_path):
+    cut = tmp_path / "cut.txt"
+    cut.write_bytes(b"Once upon a time\0there was")
+    done = assay(command, f"--file={cut}")
+    assert done.returncode == 2 and b"NUL byte at offset 16" in done.stderr
+    done = assay(command, f"--file={tmp_path}")
+    assert done.returncode == 2 and b"is a directory" in done.stderr
+
+
+def test_a_system_message_without_chat_is_refused():
+    done = assay("run", "--system=Be brief.", "hello")
+    assert done.returncode == 2 and b"--system needs --chat" in done.stderr
+
+
+def test_the_url_that_up_prints_names_the_worker(up):
+    address = up.nodes["worker-1"]["http_address"]
+    assert f"http://{address}/v1\n" in up.output.decode()
+    for url in (f"http://{address}/v1", f"http://{address}/v1/", f"http://{address}/", f"HTTP://{address}", address):
+        done = up.assay("run", f"--worker={url}", "--max-tokens=2", "hello")
+        assert done.returncode == 0, (url, done.stderr)
+
+
+def test_a_worker_that_cannot_be_named_so_is_refused(tmp_path):
+    for url, message in ((b"https://127.0.0.1:9", b"http alone"), (b"http://", b"names no host"),
+                         (b"http:///v1", b"names no host"), (b"h" * 600, b"longer than")):
+        for command in ([b"run", b"hello"], [b"verify", b"--prompt=hello"]):
+            done = assay(*command, b"--worker=" + url)
+            assert done.returncode == 2 and message in done.stderr, done
+
+
 def test_a_second_cluster_in_the_same_run_dir_is_refused(up):
     done = subprocess.run([ASSAY, "up", f"--model={MODEL}", f"--run-dir={up.run_dir}"], capture_output=True, text=True,
                           timeout=30)
