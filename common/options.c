@@ -324,6 +324,16 @@ as_status_t as_options_parse(const as_options_t *options, int argc, char **argv,
     return AS_OK;
 }
 
+void as_options_clear_environment(const as_options_t *options)
+{
+    char variable[ENVIRONMENT_NAME_MAX];
+    for (size_t i = 0; i < options->count; i++) {
+        environment_name(options->table[i].name, variable);
+        unsetenv(variable);
+    }
+    unsetenv("ASSAY_CONFIG");
+}
+
 // ---- Help
 
 #define HELP_COLUMN 30

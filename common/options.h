@@ -49,6 +49,9 @@ typedef enum as_options_outcome { AS_OPTIONS_RUN, AS_OPTIONS_EXIT } as_options_o
 // 2. Positional arguments are left in argv[*rest_p .. argc).
 as_status_t as_options_parse(const as_options_t *options, int argc, char **argv, int *rest_p,
                              as_options_outcome_t *outcome_p) AS_MUST_USE;
+// Takes the variables of these options out of the environment: a program that starts others calls it
+// after as_options_parse, since what is meant for it would reach their options of the same name.
+void as_options_clear_environment(const as_options_t *options);
 void as_options_help(const as_options_t *options);
 
 #endif

@@ -63,9 +63,10 @@ typedef struct cli_cluster {
 // there.
 bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES]);
 bool cli_cluster_write(const char *run_dir, const cli_cluster_t *cluster);
-void cli_cluster_remove(const char *run_dir);
-// False when no cluster is running; `quiet` says nothing then.
-bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster, bool quiet);
+// Removes the file where this process wrote it, or whoever did.
+void cli_cluster_remove(const char *run_dir, bool stale_too);
+// False, without a message, when no cluster is running.
+bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster);
 const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *role);
 // The scheduler's address: `given`, or from the cluster of the run directory. False: a message was
 // printed.
@@ -73,6 +74,18 @@ bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI
 // "http://host:port" of a worker: `given` (with or without http:// and /v1), or from the cluster.
 // Returns the exit code; after one other than 0 a message was printed.
 int cli_find_worker(const char *given, const char *run_dir, char url[CLI_URL_BYTES]);
+
+// ---- lock.c: one cluster for each run directory
+
+// Takes the run directory for a cluster that starts; the end of the process gives it back. False: a
+// message was printed.
+bool cli_lock(const char *run_dir);
+// The start is over: the state file is written.
+void cli_lock_started(void);
+// Whether the holder lives.
+bool cli_is_alive(const char *run_dir);
+// Reads the state file, and first waits while the cluster starts. False: a message was printed.
+bool cli_cluster_await(const char *run_dir, cli_cluster_t *cluster);
 
 // ---- http.c
 

@@ -19,9 +19,9 @@
 
 #include "client/cli/cli.h"
 #include "common/assert.h"
+#include "common/mem.h"
 
 #define ARGUMENTS_MAX   24
-#define ARGUMENT_BYTES  320
 #define READY_BYTES_MAX 2048
 #define GRACE_MS        20000 // daemons drain for up to 15 s
 #define KILLED_MS       5000
@@ -29,22 +29,35 @@
 
 typedef struct arguments {
     char *argv[ARGUMENTS_MAX + 1];
-    char text[ARGUMENTS_MAX][ARGUMENT_BYTES];
     int count;
+    bool failed; // out of memory
 } arguments_t;
 
 static void add(arguments_t *arguments, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 static void add(arguments_t *arguments, const char *format, ...)
 {
-    va_list args;
+    va_list args, again;
     AS_ASSERT(arguments->count < ARGUMENTS_MAX);
-    char *text = arguments->text[arguments->count];
     va_start(args, format);
-    vsnprintf(text, ARGUMENT_BYTES, format, args);
+    va_copy(again, args);
+    int bytes = vsnprintf(NULL, 0, format, args) + 1;
+    char *text = bytes > 0 ? as_mem_alloc((size_t)bytes) : NULL;
+    if (text) {
+        vsnprintf(text, (size_t)bytes, format, again);
+        arguments->argv[arguments->count++] = text;
+        arguments->argv[arguments->count] = NULL;
+    }
+    arguments->failed |= !text;
+    va_end(again);
     va_end(args);
-    arguments->argv[arguments->count++] = text;
-    arguments->argv[arguments->count] = NULL;
+}
+
+static void arguments_fini(arguments_t *arguments)
+{
+    for (int i = 0; i < arguments->count; i++) {
+        as_mem_free(arguments->argv[i]);
+    }
 }
 
 // ---- Start one
@@ -67,7 +80,7 @@ typedef struct child_files {
     pid_t parent;
 } child_files_t;
 
-_Noreturn static void become(const char *binary, char **argv, const child_files_t *files)
+_Noreturn static void become(const char *binary, char *const *argv, const child_files_t *files)
 {
     sigset_t none;
     sigemptyset(&none);
@@ -86,11 +99,16 @@ _Noreturn static void become(const char *binary, char **argv, const child_files_
     _exit(127);
 }
 
-static bool spawn(cli_node_t *node, arguments_t *arguments, const char *run_dir)
+static bool fork_child(cli_node_t *node, const arguments_t *arguments, const char *run_dir)
 {
     char folder[CLI_PATH_BYTES], binary[CLI_PATH_BYTES + 128], log[CLI_PATH_BYTES + 64];
     int pipe_fds[2];
-    if (!own_folder(folder) || pipe2(pipe_fds, O_CLOEXEC) != 0) {
+    if (!own_folder(folder)) {
+        return false;
+    }
+    if (arguments->failed || pipe2(pipe_fds, O_CLOEXEC) != 0) {
+        cli_complain("cannot start %s: %s", node->name,
+                     arguments->failed ? "out of memory" : strerror(errno));
         return false;
     }
     snprintf(binary, sizeof(binary), "%s/%s", folder, arguments->argv[0]);
@@ -108,6 +126,14 @@ static bool spawn(cli_node_t *node, arguments_t *arguments, const char *run_dir)
         return false;
     }
     return true;
+}
+
+// Frees the arguments.
+static bool spawn(cli_node_t *node, arguments_t *arguments, const char *run_dir)
+{
+    bool started = fork_child(node, arguments, run_dir);
+    arguments_fini(arguments);
+    return started;
 }
 
 static cli_node_t *add_node(cli_cluster_t *cluster, const char *role, int64_t number)

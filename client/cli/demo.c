@@ -347,6 +347,7 @@ int cli_demo(int argc, char **argv)
     if (!cli_options(&options, argc, argv, NULL, &code)) {
         return code;
     }
+    as_options_clear_environment(&options);
     if (!cli_count_names(compressors, FIGURES_MAX, &demo.compressor_count)) {
         return 2;
     }

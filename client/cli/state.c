@@ -3,9 +3,9 @@
 // addresses.
 //
 // <run dir>/cluster.json is written once all are ready (to a second name, then renamed: readers see
-// all or nothing) and removed at the end. A file whose writer is dead is stale, and counts as none.
+// all or nothing) and removed at the end. A file whose writer is dead (lock.c tells) is stale, and
+// counts as none.
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -13,8 +13,6 @@
 #include <unistd.h>
 
 #include "client/cli/cli.h"
-
-#define NO_CLUSTER "no cluster is running here: start one with `assay up --model FILE`"
 
 bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES])
 {
@@ -76,13 +74,6 @@ bool cli_cluster_write(const char *run_dir, const cli_cluster_t *cluster)
     return written;
 }
 
-void cli_cluster_remove(const char *run_dir)
-{
-    char path[CLI_PATH_BYTES];
-    state_path(run_dir, "", path);
-    unlink(path);
-}
-
 static void copy_member(const json_t *object, const char *name, char *out, size_t bytes)
 {
     const char *text = json_string_value(json_object_get(object, name));
@@ -110,21 +101,29 @@ static bool parse_state(const json_t *state, cli_cluster_t *cluster)
     return true;
 }
 
-bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster, bool quiet)
+static bool load_state(const char *run_dir, cli_cluster_t *cluster)
 {
     char path[CLI_PATH_BYTES];
     state_path(run_dir, "", path);
-    json_error_t why;
-    json_t *state = json_load_file(path, 0, &why);
+    json_t *state = json_load_file(path, 0, NULL);
     bool usable = state && parse_state(state, cluster);
     json_decref(state);
-    if (usable && kill(cluster->pid, 0) == 0) {
-        return true;
+    return usable;
+}
+
+bool cli_cluster_read(const char *run_dir, cli_cluster_t *cluster)
+{
+    return load_state(run_dir, cluster) && cli_is_alive(run_dir);
+}
+
+void cli_cluster_remove(const char *run_dir, bool stale_too)
+{
+    cli_cluster_t cluster;
+    char path[CLI_PATH_BYTES];
+    if (stale_too || (load_state(run_dir, &cluster) && cluster.pid == getpid())) {
+        state_path(run_dir, "", path);
+        unlink(path);
     }
-    if (!quiet) {
-        cli_complain(NO_CLUSTER);
-    }
-    return false;
 }
 
 const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *role)
@@ -140,7 +139,7 @@ const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *rol
 static const cli_node_t *find_node(const char *run_dir, const char *role, cli_cluster_t *cluster)
 {
     char path[CLI_PATH_BYTES];
-    if (!cli_run_dir(run_dir, path) || !cli_cluster_read(path, cluster, false)) {
+    if (!cli_run_dir(run_dir, path) || !cli_cluster_await(path, cluster)) {
         return NULL;
     }
     const cli_node_t *node = cli_cluster_find(cluster, role);

@@ -157,15 +157,11 @@ int cli_up(int argc, char **argv)
     if (!cli_options(&options, argc, argv, NULL, &code)) {
         return code;
     }
-    if (!cli_run_dir(run_dir, path)) {
+    as_options_clear_environment(&options);
+    if (!cli_run_dir(run_dir, path) || !cli_lock(path)) {
         return 1;
     }
-    if (cli_cluster_read(path, &cluster, true)) {
-        cli_complain(
-            "a cluster is running in %s already (pid %d): end it, or choose another --run-dir",
-            path, (int)cluster.pid);
-        return 1;
-    }
+    cli_cluster_remove(path, true); // of one that was killed
     config.run_dir = path;
     config.start_seconds = 600; // a large model from a slow disk
     sigemptyset(&signals);
@@ -178,10 +174,11 @@ int cli_up(int argc, char **argv)
         return 1;
     }
     code = cli_cluster_write(path, &cluster) ? 0 : 1;
+    cli_lock_started();
     if (code == 0) {
         print_ready(&cluster);
         code = watch(&cluster, &signals);
     }
-    cli_cluster_remove(path);
+    cli_cluster_remove(path, false);
     return cli_cluster_stop(&cluster) ? code : 1;
 }

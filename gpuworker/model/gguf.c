@@ -73,7 +73,7 @@ as_status_t gpw_gguf_open_memory(const void *data, size_t bytes, char *error, gp
 
 as_status_t gpw_gguf_open(const char *path, char *error, gpw_gguf_t **gguf_p)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a FIFO would wait for its writer
     if (fd < 0) {
         snprintf(error, GPW_GGUF_ERROR_BYTES, "cannot open %.160s: %s", path, strerror(errno));
         return AS_ERR_IO;

@@ -17,12 +17,18 @@ ASSAY = os.path.join(BIN, "assay")
 class Up:
     """`assay up`, in a run directory of its own."""
 
-    def __init__(self, run_dir, *options):
-        self.run_dir = str(run_dir)
+    def __init__(self, run_dir, *options, environment=None):
+        self.launch(run_dir, *options, environment=environment)
+        self.wait_ready()
+
+    def launch(self, run_dir, *options, environment=None):
+        self.run_dir, self.output = str(run_dir), b""
         self.child = subprocess.Popen([ASSAY, "up", f"--model={MODEL}", "--port=0", "--ram=64MiB", "--context=2048",
-                                       f"--run-dir={run_dir}", *options],
+                                       f"--run-dir={run_dir}", *options], env={**os.environ, **(environment or {})},
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.output, deadline = b"", time.monotonic() + START_SECONDS
+
+    def wait_ready(self):
+        deadline = time.monotonic() + START_SECONDS
         while b"Ctrl-C" not in self.output:
             assert time.monotonic() < deadline and self.child.poll() is None, self.output
             if select.select([self.child.stdout], [], [], 1)[0]:
@@ -151,6 +157,85 @@ def test_a_second_cluster_in_the_same_run_dir_is_refused(up):
     done = subprocess.run([ASSAY, "up", f"--model={MODEL}", f"--run-dir={up.run_dir}"], capture_output=True, text=True,
                           timeout=30)
     assert done.returncode == 1 and "running" in done.stderr and "--run-dir" in done.stderr
+
+
+class Starting(Up):
+    """`assay up` that is not waited for."""
+
+    def __init__(self, run_dir, *options):
+        self.launch(run_dir, *options)
+
+
+def test_commands_wait_for_a_cluster_that_is_starting(tmp_path):
+    running = Starting(tmp_path)  # and at once, as when both are pasted
+    done = running.assay("run", "--max-tokens=2", "hello")
+    assert done.returncode == 0, done.stderr
+    assert "is starting: waiting for it" in done.stderr
+    running.wait_ready()
+    assert running.end() == 0
+
+
+def test_commands_stop_waiting_for_a_start_that_fails(tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF but not really")
+    running = Starting(tmp_path, f"--model={bad}")
+    done = running.assay("stat")
+    assert done.returncode == 1 and "no cluster is running" in done.stderr
+    assert running.end() == 1
+
+
+def test_of_two_starts_in_one_run_dir_one_is_refused(tmp_path):
+    both = [Starting(tmp_path), Starting(tmp_path)]
+    wait_until(lambda: any(one.child.poll() is not None for one in both), END_SECONDS, "one is refused")
+    refused, running = sorted(both, key=lambda one: one.child.poll() is None)
+    assert refused.child.returncode == 1
+    refused.read_until("already")  # "a cluster is being started in ... already"
+    running.wait_ready()
+    assert json.loads(running.assay("stat", "--json").stdout)["nodes"]
+    assert refused.end() == 1 and running.end() == 0
+
+
+def test_a_start_after_a_kill_takes_the_run_dir_again(tmp_path):
+    killed = Up(tmp_path)
+    killed.end(signal.SIGKILL)
+    with open(tmp_path / "cluster.json") as file:  # what it left, as if its pid were in use again
+        state = json.load(file)
+    state["pid"] = os.getpid()
+    with open(tmp_path / "cluster.json", "w") as file:
+        json.dump(state, file)
+    assert "no cluster is running" in killed.assay("stat").stderr
+    running = Up(tmp_path)
+    with open(tmp_path / "cluster.json") as file:
+        state = json.load(file)
+    assert state["pid"] == running.child.pid
+    state["pid"] = os.getpid()  # written by another: not its own to remove
+    with open(tmp_path / "cluster.json", "w") as file:
+        json.dump(state, file)
+    assert running.end() == 0 and os.path.exists(tmp_path / "cluster.json")
+
+
+def test_variables_and_config_of_up_do_not_reach_its_children(tmp_path):
+    config = tmp_path / "up.json"
+    config.write_text(json.dumps({"stores": 2, "port": 0}))
+    running = Up(tmp_path, environment={"ASSAY_CONFIG": str(config), "ASSAY_HORIZON": "-1", "ASSAY_RUN_DIR": "/tmp"})
+    assert "store-2" in running.nodes
+    assert running.end() == 0
+
+
+def test_a_long_path_of_a_model_reaches_the_worker_whole(tmp_path):
+    folder = tmp_path
+    while len(str(folder)) < 1500:
+        folder = folder / ("d" * 120)
+    folder.mkdir(parents=True)
+    os.symlink(MODEL, folder / "model.gguf")
+    running = Up(tmp_path, f"--model={folder / 'model.gguf'}")
+    assert running.end() == 0
+
+
+def test_a_fifo_as_model_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    done = assay("up", f"--model={tmp_path / 'fifo'}", f"--run-dir={tmp_path}", "--port=0")
+    assert done.returncode == 1 and b"not a regular file" in done.stderr
 
 
 def test_without_a_cluster_commands_say_how_to_start_one(tmp_path):

@@ -191,6 +191,23 @@ static void the_config_file_may_be_named_in_the_environment(void **state)
     unlink(path);
 }
 
+static void a_program_that_starts_others_clears_what_was_meant_for_it(void **state)
+{
+    (void)state;
+    const char *path = write_file("{\"data-port\": 9}");
+    setenv("ASSAY_CONFIG", path, 1);
+    setenv("ASSAY_NAME", "mine", 1);
+    setenv("ASSAY_OTHER", "theirs", 1);
+    assert_int_equal(parse(""), AS_OK);
+    as_options_clear_environment(&options);
+    assert_null(getenv("ASSAY_CONFIG"));
+    assert_null(getenv("ASSAY_NAME"));
+    assert_string_equal(getenv("ASSAY_OTHER"), "theirs");
+    assert_string_equal(name, "mine"); // what was parsed stays
+    unsetenv("ASSAY_OTHER");
+    unlink(path);
+}
+
 static void an_empty_variable_is_not_set(void **state)
 {
     (void)state;
@@ -477,6 +494,7 @@ int main(void)
         TEST(flags_take_values_after_a_space_or_an_equals_sign),
         TEST(a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default),
         TEST(the_config_file_may_be_named_in_the_environment),
+        TEST(a_program_that_starts_others_clears_what_was_meant_for_it),
         TEST(an_empty_variable_is_not_set),
         TEST(lists_add_up_within_a_source_and_replace_across),
         TEST(positional_arguments_are_left_at_the_end),

@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/mem.h"
@@ -264,6 +265,23 @@ static void a_path_that_cannot_be_read_is_an_io_error(void **state)
     assert_null(gguf);
 }
 
+static void a_fifo_is_refused_without_waiting_for_its_writer(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/assay-gguf-XXXXXX", path[sizeof(folder) + 8];
+    char error[GPW_GGUF_ERROR_BYTES] = "";
+    gpw_gguf_t *gguf = NULL;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/fifo", folder);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    alarm(10); // ends a test that hangs
+    assert_int_equal(gpw_gguf_open(path, error, &gguf), AS_ERR_IO);
+    alarm(0);
+    assert_non_null(strstr(error, "not a regular file"));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void every_failed_allocation_is_reported(void **state)
 {
     (void)state;
@@ -293,6 +311,7 @@ int main(void)
         cmocka_unit_test(names_what_is_wrong_with_an_entry),
         cmocka_unit_test(names_what_is_wrong_with_a_tensor),
         cmocka_unit_test(a_path_that_cannot_be_read_is_an_io_error),
+        cmocka_unit_test(a_fifo_is_refused_without_waiting_for_its_writer),
         cmocka_unit_test(every_failed_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
