@@ -165,6 +165,12 @@ as_status_t gpw_tokenizer_encode(const gpw_tokenizer_t *tokenizer, const char *t
     return status;
 }
 
+size_t gpw_tokenizer_text_bytes_max(const gpw_tokenizer_t *tokenizer, size_t tokens)
+{
+    size_t space_bytes = tokenizer->spm ? 3 : 1; // a text's U+2581 is the one byte of a space
+    return tokens * tokenizer->token_bytes_max * space_bytes;
+}
+
 size_t gpw_tokenizer_decode(const gpw_tokenizer_t *tokenizer, int32_t token, bool special,
                             char *text, size_t text_bytes_max)
 {

@@ -27,10 +27,14 @@ typedef struct gpw_encode_options {
 
 // Tokens of `text`. Writes at most tokens_max and AS_ERR_LIMIT beyond; count_p gets the count. Any
 // bytes are accepted; those that the vocabulary cannot express are left out, as the models' own
-// tokenizers do. Thread-safe (the tokenizer is immutable). O(n log n) in the text.
+// tokenizers do. Thread-safe (the tokenizer is immutable). O(n log n) in the text, of which little
+// is looked at beyond what fills tokens_max.
 as_status_t gpw_tokenizer_encode(const gpw_tokenizer_t *tokenizer, const char *text,
                                  size_t text_bytes, gpw_encode_options_t options, int32_t *tokens,
                                  size_t tokens_max, size_t *count_p) AS_MUST_USE;
+// Most bytes of text that so many tokens can spell: a longer text needs more of them, or none for
+// most of its bytes.
+size_t gpw_tokenizer_text_bytes_max(const gpw_tokenizer_t *tokenizer, size_t tokens);
 // Bytes of one token: may be part of a UTF-8 character; control tokens give "" unless `special`.
 // Writes at most text_bytes_max bytes, without a NUL, and returns the token's whole length.
 size_t gpw_tokenizer_decode(const gpw_tokenizer_t *tokenizer, int32_t token, bool special,

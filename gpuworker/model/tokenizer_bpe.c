@@ -133,9 +133,21 @@ static as_status_t encode_word(encoding_t *encoding, word_t *word, const char *t
     return status;
 }
 
+// Whether even the longest tokens would not bring the word into the room that is left. Then it is
+// not worth merging.
+static bool beyond_room(const encoding_t *encoding, const char *text, size_t bytes)
+{
+    const gpw_tokenizer_t *tokenizer = encoding->tokenizer;
+    size_t room = encoding->list->max - encoding->list->count, spelled = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        spelled += tokenizer->byte_token[(uint8_t)text[i]] >= 0;
+    }
+    return spelled > room * tokenizer->word_bytes_max;
+}
+
 static as_status_t encode_long_word(encoding_t *encoding, const char *text, size_t bytes)
 {
-    if (bytes > UINT32_MAX / 4) {
+    if (bytes > UINT32_MAX / 4 || beyond_room(encoding, text, bytes)) {
         return AS_ERR_LIMIT;
     }
     word_t word = {.tokenizer = encoding->tokenizer, .heap_max = 3 * (uint32_t)bytes};

@@ -46,9 +46,10 @@ struct gpw_tokenizer {
     float *scores;  // SentencePiece; NULL otherwise
     int32_t *slots; // hash of the texts that words may become; -1 free
     uint32_t slot_mask;
-    uint32_t word_bytes_max; // longest text in the hash
-    int32_t byte_token[256]; // -1: no token for this byte
-    gpw_merge_t *merges;     // hash by (left, right)
+    uint32_t word_bytes_max;  // longest text in the hash
+    uint32_t token_bytes_max; // longest text of all tokens
+    int32_t byte_token[256];  // -1: no token for this byte
+    gpw_merge_t *merges;      // hash by (left, right)
     uint32_t merge_mask;
     int32_t *special; // control and user-defined tokens, longest first
     uint32_t special_count;

@@ -163,28 +163,50 @@ static as_status_t add_symbol(const work_t *work, const symbol_t *symbol, gpw_to
     return status;
 }
 
+// Whether even the longest tokens would not bring the text into the room that is left. Then it is
+// not worth merging. A vocabulary that lacks a byte may leave any of it out.
+static bool beyond_room(const work_t *work, const gpw_token_list_t *list)
+{
+    const gpw_tokenizer_t *tokenizer = work->tokenizer;
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        if (tokenizer->byte_token[byte] < 0) {
+            return false;
+        }
+    }
+    return work->bytes > (list->max - list->count) * tokenizer->word_bytes_max;
+}
+
+static as_status_t encode_text(work_t *work, gpw_token_list_t *list)
+{
+    work->symbols = as_mem_alloc(work->bytes * sizeof(symbol_t));
+    work->heap_max = 3 * work->bytes;
+    work->heap = as_mem_alloc(work->heap_max * sizeof(pair_t));
+    if (!work->symbols || !work->heap) {
+        return AS_ERR_NO_MEMORY;
+    }
+    make_symbols(work);
+    for (uint32_t i = 0; i + 1 < work->count; i++) {
+        offer(work, i);
+    }
+    merge_all(work);
+    as_status_t status = AS_OK;
+    for (uint32_t at = 0; at != NONE && status == AS_OK; at = work->symbols[at].next) {
+        status = add_symbol(work, &work->symbols[at], list);
+    }
+    return status;
+}
+
 as_status_t gpw_spm_encode(const gpw_tokenizer_t *tokenizer, const char *text, size_t bytes,
                            bool space_before, gpw_token_list_t *list)
 {
     if (bytes > TEXT_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
-    work_t work = {.tokenizer = tokenizer, .heap_max = 3 * (uint32_t)(bytes + 1)};
-    work.text = as_mem_alloc(bytes + 1);
-    work.symbols = as_mem_alloc((bytes + 1) * sizeof(symbol_t));
-    work.heap = as_mem_alloc(work.heap_max * sizeof(pair_t));
+    work_t work = {.tokenizer = tokenizer, .text = as_mem_alloc(bytes + 1)};
     as_status_t status = AS_ERR_NO_MEMORY;
-    if (work.text && work.symbols && work.heap) {
+    if (work.text) {
         copy_text(&work, text, bytes, space_before);
-        make_symbols(&work);
-        for (uint32_t i = 0; i + 1 < work.count; i++) {
-            offer(&work, i);
-        }
-        merge_all(&work);
-        status = AS_OK;
-        for (uint32_t at = 0; at != NONE && status == AS_OK; at = work.symbols[at].next) {
-            status = add_symbol(&work, &work.symbols[at], list);
-        }
+        status = beyond_room(&work, list) ? AS_ERR_LIMIT : encode_text(&work, list);
     }
     as_mem_free(work.text);
     as_mem_free(work.symbols);

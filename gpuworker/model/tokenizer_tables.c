@@ -269,6 +269,8 @@ static as_status_t load_texts(loader_t *loader, const gpw_gguf_entry_t *tokens)
         uint32_t at = tokenizer->start[i];
         uint32_t length = (uint32_t)decode_text(loader, i, text, tokenizer->text + at);
         tokenizer->start[i + 1] = at + length;
+        tokenizer->token_bytes_max =
+            length > tokenizer->token_bytes_max ? length : tokenizer->token_bytes_max;
         bool user = tokenizer->spm && tokenizer->type[i] == GPW_TOKEN_USER_DEFINED;
         if (plain(tokenizer->type[i]) || user) {
             hash_token(tokenizer, (int32_t)i);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One generation: admit (parse, tokenize, submit each choice), then reply as verified tokens come.
+// A long prompt leaves for the tokenizer's thread in between.
 //
 // An answer begins late: the status of a stream is sent with its first tokens, so that whatever
 // goes wrong before has a status code of its own. Whatever happens, each submitted choice ends with
@@ -45,6 +46,11 @@ void gpw_generation_free(gpw_generation_t *generation)
     for (uint32_t i = 0; i < GPW_API_CHOICES_MAX; i++) {
         gpw_choice_fini(&generation->choices[i]);
     }
+    if (generation->is_tokenizing) { // the thread has ended
+        as_loop_unpost(serve->options.loop, &generation->tokenizing.done);
+    }
+    as_mem_free(generation->tokenizing.tokens);
+    as_mem_free(generation->conversation);
     gpw_api_request_fini(&generation->request);
     if (generation->previous) {
         generation->previous->next = generation->next;
@@ -317,53 +323,39 @@ static bool check_model(gpw_generation_t *generation)
     return refuse(generation);
 }
 
-// Tokens of the prompt or the conversation. False: the error is set.
-static bool tokenize(gpw_generation_t *generation, const int32_t **tokens_p, size_t *count_p)
+// The conversation by the model's chat template. False: the error is set.
+static bool render(gpw_generation_t *generation)
 {
     const gpw_api_request_t *request = &generation->request;
-    gpw_serve_t *serve = generation->serve;
-    const gpw_tokenizer_t *tokenizer = serve->options.model->tokenizer;
-    bool chat = request->kind == GPW_API_CHAT;
-    char *conversation = NULL;
-    *tokens_p = request->tokens;
-    *count_p = request->token_count;
-    if (request->tokens) {
+    as_status_t status =
+        gpw_tokenizer_chat(generation->serve->options.model->tokenizer, request->messages,
+                           request->message_count, &generation->conversation);
+    if (status == AS_OK) {
         return true;
     }
-    as_status_t status = AS_OK;
-    if (chat) {
-        status =
-            gpw_tokenizer_chat(tokenizer, request->messages, request->message_count, &conversation);
-    }
-    if (status != AS_OK) {
-        bool unknown = status == AS_ERR_UNSUPPORTED;
-        gpw_api_error_set(
-            &generation->error,
-            (gpw_api_fault_t){code_of(status), unknown ? "no_chat_template" : "invalid_value",
-                              "messages"},
-            "%s",
-            unknown ? "this model has no chat template that is known here: use /v1/completions"
-                    : "messages do not fit the model's chat template: let user and assistant "
-                      "alternate, with at most one system message before them");
-        return refuse(generation);
-    }
-    const char *text = chat ? conversation : request->prompt;
-    status = gpw_tokenizer_encode(tokenizer, text, strlen(text),
-                                  (gpw_encode_options_t){.add_bos = true, .parse_special = chat},
-                                  serve->tokens, serve->limits.context_max, count_p);
-    as_mem_free(conversation);
-    *tokens_p = serve->tokens;
-    if (status == AS_OK && *count_p > 0) {
-        return true;
-    }
+    bool unknown = status == AS_ERR_UNSUPPORTED;
+    gpw_api_error_set(
+        &generation->error,
+        (gpw_api_fault_t){code_of(status), unknown ? "no_chat_template" : "invalid_value",
+                          "messages"},
+        "%s",
+        unknown ? "this model has no chat template that is known here: use /v1/completions"
+                : "messages do not fit the model's chat template: let user and assistant "
+                  "alternate, with at most one system message before them");
+    return refuse(generation);
+}
+
+static bool refuse_prompt(gpw_generation_t *generation, as_status_t status)
+{
     bool limit = status == AS_ERR_LIMIT;
-    gpw_api_error_set(&generation->error,
-                      (gpw_api_fault_t){status == AS_OK ? 400 : code_of(status),
-                                        limit ? "context_length_exceeded" : "invalid_value",
-                                        chat ? "messages" : "prompt"},
-                      limit ? "the prompt is longer than the context of %u tokens: shorten it"
-                            : "the prompt has no tokens (context %u): write something into it",
-                      serve->limits.context_max);
+    gpw_api_error_set(
+        &generation->error,
+        (gpw_api_fault_t){status == AS_OK ? 400 : code_of(status),
+                          limit ? "context_length_exceeded" : "invalid_value",
+                          generation->request.kind == GPW_API_CHAT ? "messages" : "prompt"},
+        limit ? "the prompt is longer than the context of %u tokens: shorten it"
+              : "the prompt has no tokens (context %u): write something into it",
+        generation->serve->limits.context_max);
     return refuse(generation);
 }
 
@@ -433,23 +425,12 @@ static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *
     return true;
 }
 
-static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_http_call_t *call)
+// Hands the tokens of the prompt to the worker. False: the error is set.
+static bool submit_all(gpw_generation_t *generation, const int32_t *tokens, size_t token_count)
 {
     gpw_serve_t *serve = generation->serve;
     gpw_api_request_t *request = &generation->request;
-    if (serve->drain != GPW_DRAIN_NO) {
-        gpw_api_error_set(&generation->error, (gpw_api_fault_t){503, "shutting_down", NULL},
-                          "the server is shutting down: send the request to another, or later");
-        return refuse(generation);
-    }
-    const gpw_api_body_t body = {kind, call->body ? call->body : "", call->body_bytes};
-    if (!gpw_api_parse(&body, &serve->limits, request, &generation->error)) {
-        return refuse(generation);
-    }
-    const int32_t *tokens;
-    size_t token_count;
-    if (!check_model(generation) || !tokenize(generation, &tokens, &token_count) ||
-        !check_context(generation, token_count)) {
+    if (!check_context(generation, token_count)) {
         return false;
     }
     if (!request->seed_set &&
@@ -457,13 +438,105 @@ static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_ht
         request->choose.seed = serve->ids * 0x9e3779b97f4a7c15ull;
     }
     snprintf(generation->id, sizeof(generation->id), "%s-%016llx",
-             kind == GPW_API_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)serve->ids++);
+             request->kind == GPW_API_CHAT ? "chatcmpl" : "cmpl", (unsigned long long)serve->ids++);
     for (uint32_t i = 0; i < request->choices; i++) {
         if (!submit(generation, i, tokens, token_count)) {
             return false;
         }
     }
     return true;
+}
+
+static bool submit_text(gpw_generation_t *generation)
+{
+    gpw_tokenize_job_t *job = &generation->tokenizing;
+    if (job->status != AS_OK || job->token_count == 0) {
+        return refuse_prompt(generation, job->status);
+    }
+    bool submitted = submit_all(generation, job->tokens, job->token_count);
+    as_mem_free(job->tokens); // the worker has copies
+    job->tokens = NULL;
+    return submitted;
+}
+
+static bool refuse_draining(gpw_generation_t *generation)
+{
+    gpw_api_error_set(&generation->error, (gpw_api_fault_t){503, "shutting_down", NULL},
+                      "the server is shutting down: send the request to another, or later");
+    return refuse(generation);
+}
+
+// Nothing was submitted: the generation ends here.
+static void end_unsubmitted(gpw_generation_t *generation)
+{
+    if (generation->active_count == 0) {
+        reply_end(generation);
+        gpw_generation_free(generation);
+    }
+}
+
+static void on_tokenized(void *ctx)
+{
+    gpw_generation_t *generation = ctx;
+    AS_ASSERT(generation->magic == GPW_GENERATION_MAGIC && generation->is_tokenizing);
+    generation->is_tokenizing = false;
+    bool late =
+        generation->serve->drain != GPW_DRAIN_NO && generation->serve->drain != GPW_DRAIN_WAITING;
+    bool submitted =
+        generation->http && (late ? refuse_draining(generation) : submit_text(generation));
+    if (!submitted) {
+        end_unsubmitted(generation);
+    }
+}
+
+// Tokenizes the prompt or the conversation, and submits it then. False: the error is set.
+static bool tokenize(gpw_generation_t *generation)
+{
+    gpw_serve_t *serve = generation->serve;
+    gpw_tokenize_job_t *job = &generation->tokenizing;
+    bool chat = generation->request.kind == GPW_API_CHAT;
+    uint32_t context_max = serve->limits.context_max;
+    if (chat && !render(generation)) {
+        return false;
+    }
+    job->text = chat ? generation->conversation : generation->request.prompt;
+    job->text_bytes = strlen(job->text);
+    // A text of megabytes costs seconds; what cannot fit is not worth them.
+    if (job->text_bytes >
+        gpw_tokenizer_text_bytes_max(serve->options.model->tokenizer, context_max)) {
+        return refuse_prompt(generation, AS_ERR_LIMIT);
+    }
+    job->options = (gpw_encode_options_t){.add_bos = true, .parse_special = chat};
+    job->tokens = as_mem_alloc((size_t)context_max * sizeof(*job->tokens));
+    job->tokens_max = context_max;
+    job->done = (as_task_t){.fn = on_tokenized, .ctx = generation};
+    if (!job->tokens) {
+        fail(generation, AS_ERR_NO_MEMORY, "out of memory: try again later");
+        return false;
+    }
+    if (gpw_tokenize_start(serve->tokenize, job)) {
+        return submit_text(generation);
+    }
+    generation->is_tokenizing = true;
+    return true;
+}
+
+static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_http_call_t *call)
+{
+    gpw_serve_t *serve = generation->serve;
+    gpw_api_request_t *request = &generation->request;
+    if (serve->drain != GPW_DRAIN_NO) {
+        return refuse_draining(generation);
+    }
+    const gpw_api_body_t body = {kind, call->body ? call->body : "", call->body_bytes};
+    if (!gpw_api_parse(&body, &serve->limits, request, &generation->error)) {
+        return refuse(generation);
+    }
+    if (!check_model(generation)) {
+        return false;
+    }
+    return request->tokens ? submit_all(generation, request->tokens, request->token_count)
+                           : tokenize(generation);
 }
 
 void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_kind_t kind,
@@ -475,8 +548,7 @@ void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_k
         return;
     }
     as_http_request_set_user(http, generation);
-    if (!admit(generation, kind, call) && generation->active_count == 0) {
-        reply_end(generation);
-        gpw_generation_free(generation);
+    if (!admit(generation, kind, call)) {
+        end_unsubmitted(generation);
     }
 }

@@ -286,7 +286,6 @@ as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **se
     if (!serve) {
         return AS_ERR_NO_MEMORY;
     }
-    as_status_t status = AS_ERR_NO_MEMORY;
     serve->options = *options;
     serve->limits = (gpw_api_limits_t){
         .vocab = gpw_tokenizer_vocab(options->model->tokenizer),
@@ -296,13 +295,14 @@ as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **se
     if (getrandom(&serve->ids, sizeof(serve->ids), 0) != sizeof(serve->ids)) {
         AS_WARN(COMPONENT, "no randomness: ids of requests begin at 0");
     }
-    serve->tokens = as_mem_zalloc(options->context_max, sizeof(*serve->tokens));
-    if (!serve->tokens) {
+    as_status_t status =
+        gpw_tokenize_alloc(options->loop, options->model->tokenizer, &serve->tokenize);
+    if (status != AS_OK) {
         goto fail_serve;
     }
     status = as_timer_alloc(options->loop, on_drain_timer, serve, &serve->drain_timer);
     if (status != AS_OK) {
-        goto fail_tokens;
+        goto fail_tokenize;
     }
     const as_http_options_t http = {
         .address = options->address,
@@ -322,8 +322,8 @@ as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **se
     return AS_OK;
 fail_timer:
     as_timer_free(serve->drain_timer);
-fail_tokens:
-    as_mem_free(serve->tokens);
+fail_tokenize:
+    gpw_tokenize_free(serve->tokenize);
 fail_serve:
     as_mem_free(serve);
     return status;
@@ -358,9 +358,9 @@ void gpw_serve_free(gpw_serve_t *serve)
     }
     AS_ASSERT(!serve->http);
     serve->drain = GPW_DRAIN_LINGERING;
+    gpw_tokenize_free(serve->tokenize); // before what it works on
     while (serve->generations) {
         gpw_generation_free(serve->generations);
     }
-    as_mem_free(serve->tokens);
     as_mem_free(serve);
 }

@@ -12,6 +12,7 @@
 #include "common/http.h"
 #include "gpuworker/serve/openai.h"
 #include "gpuworker/serve/serve.h"
+#include "gpuworker/serve/tokenize.h"
 
 #define GPW_GENERATION_MAGIC 0x656e65675f777067ull                   // "gpw_gene"
 #define GPW_REPLY_JSON       (JSON_COMPACT | JSON_REAL_PRECISION(9)) // a float needs 9 digits
@@ -49,6 +50,9 @@ struct gpw_generation {
     gpw_generation_t *previous, *next;
     as_http_request_t *http; // NULL: answered, or the client has left
     gpw_api_request_t request;
+    gpw_tokenize_job_t tokenizing;
+    bool is_tokenizing; // `done` is to come
+    char *conversation; // the text that is tokenized, of a chat
     char id[40];
     int64_t created_s;
     bool streaming; // 200 and the first chunk are out
@@ -74,7 +78,7 @@ struct gpw_serve {
     uint32_t generation_count;
     uint64_t service_us; // mean of the recent choices, without their time in the queue
     uint64_t ids;        // random start
-    int32_t *tokens;     // scratch for one prompt
+    gpw_tokenize_t *tokenize;
     gpw_drain_t drain;
     as_timer_t *drain_timer;
     as_loop_fn drained;

@@ -158,6 +158,66 @@ def test_a_client_that_leaves_frees_its_place(cluster):
     wait_until(lambda: cluster.metric("assay_gpuworker_http_generations") == 0, 30, "the generation is gone")
 
 
+def letters(count):
+    """Lower-case letters without an order: tokens of few bytes, in one long word."""
+    state, text = 1, bytearray()
+    while len(text) < count:
+        state = (state * 1664525 + 1013904223) & 0xffffffff
+        text.append(97 + (state >> 8) % 26)
+    return text.decode()
+
+
+def test_huge_prompts_are_refused_while_others_are_served(cluster):
+    """Some are beyond what a context can spell, some are not and take the tokenizer hundreds of milliseconds each."""
+    near, answers, served = letters(160000), [], []
+    huge = [("completions", {"prompt": filling * (7 << 20)}) for filling in "! a"] + [
+        ("completions", {"prompt": near * 40}), ("completions", {"prompt": "\n" * (3 << 20)}),
+        ("chat/completions", {"messages": [{"role": "user", "content": near * 40}]})]
+    huge += [("completions", {"prompt": near})] * 8 + [
+        ("chat/completions", {"messages": [{"role": "user", "content": near}]})] * 2
+    url = cluster.url()
+    bodies = [(path, json.dumps(body).encode()) for path, body in huge]
+
+    def send(path, body):
+        answers.append((path, *post(f"{url}/v1/{path}", body)))
+
+    threads = [threading.Thread(target=send, args=one) for one in bodies]
+    for thread in threads:
+        thread.start()
+    while len(answers) < len(huge):
+        assert json.loads(curl("--max-time", "10", f"{url}/health")[1])["status"] == "ok"
+        status, answer = post(f"{url}/v1/completions", {"prompt": "x", "max_tokens": 1, "temperature": 0}, 30)
+        assert status == 200 and answer["usage"]["completion_tokens"] == 1
+        served.append(len(answers))
+    for thread in threads:
+        thread.join(180)
+    assert served[0] < len(huge), "the small requests waited for the huge ones"
+    for path, status, refusal in answers:
+        error = refusal["error"]
+        param = "prompt" if path == "completions" else "messages"
+        assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded"), error
+        assert "longer than the context of 2048" in error["message"]
+
+
+def test_clients_that_leave_while_their_prompts_are_tokenized_free_their_places(cluster):
+    before = cluster.metric("assay_gpuworker_http_aborted_total")
+    streams = [Stream(cluster.url(), {"prompt": letters(160000)}) for _ in range(20)]
+    for stream in streams:
+        stream.close()
+    wait_until(lambda: cluster.metric("assay_gpuworker_http_aborted_total") > before, 60, "an abort is seen")
+    wait_until(lambda: cluster.metric("assay_gpuworker_http_generations") == 0, 60, "the generations are gone")
+
+
+def test_a_worker_ends_well_while_prompts_are_tokenized(tmp_path):
+    with Cluster(tmp_path, stores=0, scheduler=False, worker_options=["--grace=0s"]) as running:
+        streams = [Stream(running.url(), {"prompt": letters(160000)}) for _ in range(20)]
+        wait_until(lambda: running.metric("assay_gpuworker_http_requests_total") > 20, 60, "a prompt has arrived")
+        running.workers[0].signal(signal.SIGTERM)
+        assert running.workers[0].child.wait(30) == 0
+        for stream in streams:
+            stream.close()
+
+
 @pytest.fixture()
 def small(tmp_path):
     """A worker alone, with room for one request."""

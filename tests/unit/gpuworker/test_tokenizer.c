@@ -234,6 +234,51 @@ static void writes_no_more_tokens_than_there_is_room_for(void **state)
     }
 }
 
+static uint64_t allocations_of(const gpw_tokenizer_t *tokenizer, const char *text, size_t bytes,
+                               size_t room)
+{
+    static int32_t tokens[1 << 16];
+    size_t count;
+    as_mem_fail_nth(UINT64_MAX);
+    as_status_t status = gpw_tokenizer_encode(tokenizer, text, bytes, (gpw_encode_options_t){0},
+                                              tokens, room, &count);
+    assert_int_equal(status, room == 1 << 16 ? AS_OK : AS_ERR_LIMIT);
+    return as_mem_fail_nth(0);
+}
+
+static void a_text_that_cannot_fit_is_not_merged(void **state)
+{
+    (void)state;
+    static char text[1 << 15];
+    memset(text, 'a', sizeof(text));
+    for (size_t i = 0; i < TRAINED_COUNT; i++) {
+        gpw_tokenizer_t *tokenizer = open_trained(trained[i]);
+        uint64_t merged = allocations_of(tokenizer, text, sizeof(text), 1 << 16);
+        // The nodes and the heap of merging.
+        assert_int_equal(allocations_of(tokenizer, text, sizeof(text), 16), merged - 2);
+        gpw_tokenizer_free(tokenizer);
+    }
+}
+
+// The longest text of every token over and over is the most that so many tokens can spell.
+static void knows_the_most_bytes_that_tokens_can_spell(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < TRAINED_COUNT; i++) {
+        gpw_tokenizer_t *tokenizer = open_trained(trained[i]);
+        char text[1024];
+        size_t longest = 0;
+        for (int32_t token = 0; token < gpw_tokenizer_vocab(tokenizer); token++) {
+            size_t bytes = gpw_tokenizer_decode(tokenizer, token, true, text, sizeof(text));
+            longest = bytes > longest ? bytes : longest;
+        }
+        size_t most = gpw_tokenizer_text_bytes_max(tokenizer, 100);
+        bool spm = strcmp(trained[i], "spm") == 0; // three bytes of U+2581 are one of a token
+        assert_int_equal(most, 100 * longest * (spm ? 3 : 1));
+        gpw_tokenizer_free(tokenizer);
+    }
+}
+
 static void adds_a_bos_where_the_model_wants_one_and_never_two(void **state)
 {
     (void)state;
@@ -361,6 +406,8 @@ int main(void)
         cmocka_unit_test(any_bytes_survive_encoding_and_decoding),
         cmocka_unit_test(a_word_of_a_megabyte_takes_no_quadratic_time),
         cmocka_unit_test(writes_no_more_tokens_than_there_is_room_for),
+        cmocka_unit_test(a_text_that_cannot_fit_is_not_merged),
+        cmocka_unit_test(knows_the_most_bytes_that_tokens_can_spell),
         cmocka_unit_test(adds_a_bos_where_the_model_wants_one_and_never_two),
         cmocka_unit_test(finds_user_defined_tokens_in_any_text),
         cmocka_unit_test(knows_the_end_tokens_and_hides_control_tokens),

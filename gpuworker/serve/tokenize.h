@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Prompts become tokens on a thread of their own, so that a long one does not hold up the io loop.
+//
+// The worst prompt that a context of 8192 tokens allows takes seconds. A short prompt is encoded
+// where it is asked for; of those that wait for the thread the shortest is next.
+#ifndef GPW_TOKENIZE_H
+#define GPW_TOKENIZE_H
+
+#include "common/loop.h"
+#include "gpuworker/model/tokenizer.h"
+
+#define GPW_TOKENIZE_SHORT_BYTES 4096u // a few milliseconds at worst
+
+typedef struct gpw_tokenize gpw_tokenize_t;
+
+// The caller's, with all that it points to, until `done` has run or gpw_tokenize_free.
+typedef struct gpw_tokenize_job {
+    const char *text;
+    size_t text_bytes;
+    gpw_encode_options_t options;
+    int32_t *tokens;
+    size_t tokens_max;
+    as_task_t done; // fn and ctx; posted to the loop
+    // The outcome: of gpw_tokenizer_encode.
+    as_status_t status;
+    size_t token_count;
+    struct gpw_tokenize_job *next;
+} gpw_tokenize_job_t;
+
+as_status_t gpw_tokenize_alloc(as_loop_t *loop, const gpw_tokenizer_t *tokenizer,
+                               gpw_tokenize_t **tokenize_p) AS_MUST_USE;
+// True: the outcome is there, and `done` will not run. False: `done` will.
+bool gpw_tokenize_start(gpw_tokenize_t *tokenize, gpw_tokenize_job_t *job);
+// Waits for the job that is under way and drops the others. Those that are done may still be posted
+// (as_loop_unpost). NULL is fine.
+void gpw_tokenize_free(gpw_tokenize_t *tokenize);
+
+#endif
