@@ -31,7 +31,7 @@ static void on_done(void *ctx, as_status_t status, const ProtobufCMessage *reply
 }
 
 ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor *service,
-                           const char *method, const ProtobufCMessage *request, bool quiet)
+                           const char *method, const ProtobufCMessage *request, const char *hint)
 {
     waiting_t waiting = {0};
     as_rpc_client_t *client = NULL;
@@ -48,9 +48,8 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
     }
     as_rpc_client_free(client);
     as_loop_free(waiting.loop);
-    if (status != AS_OK && !quiet) {
-        cli_complain("%s at %s: %s; is the process running? (start a cluster with `assay up`)",
-                     method, target, as_status_str(status));
+    if (status != AS_OK) {
+        cli_complain("%s at %s: %s; %s", method, target, as_status_str(status), hint);
     }
     return waiting.reply;
 }

@@ -142,10 +142,14 @@ double cli_now_ms(void);
 
 // ---- call.c: one remote call
 
-// Calls and gives a copy of the reply. NULL: a message was printed. Free it with
-// protobuf_c_message_free_unpacked.
+// Hints of who could not be asked.
+#define CLI_NO_SCHEDULER "is the scheduler running? (start a cluster with `assay up`)"
+#define CLI_NO_STORE                                                                               \
+    "the scheduler counts this store as alive still: see its log, or look again in 10 s"
+// Calls and gives a copy of the reply. NULL: a message was printed, which ends with the hint. Free it
+// with protobuf_c_message_free_unpacked.
 ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor *service,
-                           const char *method, const ProtobufCMessage *request, bool quiet);
+                           const char *method, const ProtobufCMessage *request, const char *hint);
 
 // ---- table.c
 
@@ -175,5 +179,7 @@ bool cli_cluster_start(const cli_cluster_options_t *options, cli_cluster_t *clus
 bool cli_cluster_stop(cli_cluster_t *cluster);
 // Looks for children that ended: reports them, marks their pid 0, and returns how many.
 uint32_t cli_cluster_reap(cli_cluster_t *cluster, const char *run_dir);
+// Removes the logs, and the run directory where nothing else is in it.
+void cli_cluster_forget(const cli_cluster_t *cluster, const char *run_dir);
 
 #endif

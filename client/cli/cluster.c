@@ -74,6 +74,11 @@ static bool own_folder(char path[CLI_PATH_BYTES])
     return true;
 }
 
+static void log_path(const char *run_dir, const cli_node_t *node, char path[CLI_PATH_BYTES + 64])
+{
+    snprintf(path, CLI_PATH_BYTES + 64, "%.950s/%s.log", run_dir, node->name);
+}
+
 typedef struct child_files {
     int stdout_fd;
     const char *log;
@@ -112,7 +117,7 @@ static bool fork_child(cli_node_t *node, const arguments_t *arguments, const cha
         return false;
     }
     snprintf(binary, sizeof(binary), "%s/%s", folder, arguments->argv[0]);
-    snprintf(log, sizeof(log), "%.950s/%s.log", run_dir, node->name);
+    log_path(run_dir, node, log);
     const child_files_t files = {pipe_fds[1], log, getpid()};
     node->pid = fork();
     if (node->pid == 0) {
@@ -153,10 +158,10 @@ static cli_node_t *add_node(cli_cluster_t *cluster, const char *role, int64_t nu
 
 // ---- Ready
 
-static void print_log_tail(const char *run_dir, const char *name)
+static void print_log_tail(const char *run_dir, const cli_node_t *node)
 {
     char path[CLI_PATH_BYTES + 64], tail[LOG_TAIL_BYTES + 1];
-    snprintf(path, sizeof(path), "%.950s/%s.log", run_dir, name);
+    log_path(run_dir, node, path);
     FILE *file = fopen(path, "rb");
     if (!file) {
         return;
@@ -208,7 +213,7 @@ static bool read_ready(cli_node_t *node, const char *run_dir, double deadline_ms
             node->pid = 0;
             describe_end(status, end, sizeof(end));
             cli_complain("%s ended before it was ready (%s); the end of its log:", node->name, end);
-            print_log_tail(run_dir, node->name);
+            print_log_tail(run_dir, node);
             return false;
         }
         count += (size_t)got;
@@ -219,7 +224,7 @@ static bool read_ready(cli_node_t *node, const char *run_dir, double deadline_ms
     }
     if (!interrupted()) {
         cli_complain("%s was not ready in time; the end of its log:", node->name);
-        print_log_tail(run_dir, node->name);
+        print_log_tail(run_dir, node);
     }
     return false;
 }
@@ -415,10 +420,20 @@ uint32_t cli_cluster_reap(cli_cluster_t *cluster, const char *run_dir)
             describe_end(status, end, sizeof(end));
             cli_complain("%s (pid %d) has died: %s; the end of its log:", node->name,
                          (int)node->pid, end);
-            print_log_tail(run_dir, node->name);
+            print_log_tail(run_dir, node);
             node->pid = 0;
             count++;
         }
     }
     return count;
+}
+
+void cli_cluster_forget(const cli_cluster_t *cluster, const char *run_dir)
+{
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        char path[CLI_PATH_BYTES + 64];
+        log_path(run_dir, &cluster->nodes[i], path);
+        unlink(path);
+    }
+    rmdir(run_dir); // stays where someone has put something into it
 }

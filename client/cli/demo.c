@@ -6,6 +6,7 @@
 // the text's blocks in the stores. Every compressor has a cache salt of its own, so each has its
 // cold and its warm run. The reference decodes both questions over the full cache, under yet
 // another salt; token ids and logits bits of all runs must equal it.
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -207,7 +208,7 @@ static uint64_t directory_blocks(const demo_t *demo)
 {
     Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
     Assay__StatReply *stat = (Assay__StatReply *)cli_call(
-        demo->scheduler, &assay__scheduler__descriptor, "Stat", &request.base, false);
+        demo->scheduler, &assay__scheduler__descriptor, "Stat", &request.base, CLI_NO_SCHEDULER);
     uint64_t blocks = stat ? stat->directory_blocks : 0;
     if (stat) {
         assay__stat_reply__free_unpacked(stat, NULL);
@@ -352,7 +353,13 @@ int cli_demo(int argc, char **argv)
         return 2;
     }
     run_dir = mkdtemp(dir);
-    if (!run_dir || !make_prompts(&demo)) {
+    if (!run_dir) {
+        cli_complain("cannot make a folder for logs, %s: %s", dir, strerror(errno));
+        return 1;
+    }
+    if (!make_prompts(&demo)) {
+        fini(&demo);
+        rmdir(run_dir);
         return 1;
     }
     bool good = start(&demo);
@@ -360,6 +367,11 @@ int cli_demo(int argc, char **argv)
         good = run_all(&demo);
         good &= cli_cluster_stop(&demo.cluster);
         printf("took %s\n", cli_duration(cli_now_ms() - begun));
+    }
+    if (good) {
+        cli_cluster_forget(&demo.cluster, run_dir);
+    } else {
+        cli_complain("the demo failed; its logs are kept in %s", run_dir);
     }
     fini(&demo);
     return good ? 0 : 1;

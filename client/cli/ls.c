@@ -101,7 +101,7 @@ static bool list_store(listing_t *listing, const char *name, const char *address
         }
         request.limit = room < PAGE_BLOCKS ? (uint32_t)room : PAGE_BLOCKS;
         Assay__StoreListReply *reply = (Assay__StoreListReply *)cli_call(
-            address, &assay__store__descriptor, "List", &request.base, false);
+            address, &assay__store__descriptor, "List", &request.base, CLI_NO_STORE);
         if (!reply) {
             return false;
         }
@@ -147,7 +147,7 @@ int cli_ls(int argc, char **argv)
     }
     Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
     Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, false);
+                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
     if (!stat) {
         return 1;
     }

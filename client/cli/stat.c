@@ -63,7 +63,7 @@ static Assay__StoreStatReply *store_stat(const Assay__NodeStat *node)
     bool usable = node->role == ASSAY__ROLE__ROLE_STORE && node->rpc_address[0] &&
                   node->state != ASSAY__NODE_STATE__NODE_STATE_DEAD;
     return usable ? (Assay__StoreStatReply *)cli_call(node->rpc_address, &assay__store__descriptor,
-                                                      "Stat", &request.base, false)
+                                                      "Stat", &request.base, CLI_NO_STORE)
                   : NULL;
 }
 
@@ -105,6 +105,7 @@ static void print_stores(const Assay__StatReply *stat)
                                           ">HITS",   ">MISSES",  ">READ",       ">WRITTEN",
                                           ">LEASES", ">EVICTED", ">CONNECTIONS"};
     cli_table_t *out = cli_table_new(columns, 11);
+    bool unseen = false;
     for (size_t i = 0; i < stat->n_nodes; i++) {
         Assay__StoreStatReply *store = store_stat(stat->nodes[i]);
         if (!store) {
@@ -116,7 +117,9 @@ static void print_stores(const Assay__StatReply *stat)
         cli_cell(out, "%s", cli_bytes((double)store->ram_bytes_max));
         cli_cell(out, "%llu", (unsigned long long)store->hits);
         cli_cell(out, "%llu", (unsigned long long)store->misses);
-        cli_cell(out, "%s", cli_bytes((double)store->bytes_read));
+        bool read_unseen = store->bytes_read == 0 && store->hits > 0;
+        unseen |= read_unseen;
+        cli_cell(out, "%s", read_unseen ? "-" : cli_bytes((double)store->bytes_read));
         cli_cell(out, "%s", cli_bytes((double)store->bytes_written));
         cli_cell(out, "%llu", (unsigned long long)store->leases);
         cli_cell(out, "%llu", (unsigned long long)store->evictions);
@@ -124,6 +127,11 @@ static void print_stores(const Assay__StatReply *stat)
         assay__store_stat_reply__free_unpacked(store, NULL);
     }
     cli_table_print(out, stdout);
+    if (unseen) {
+        printf(
+            "\nREAD -: readers took the blocks out of the store's memory themselves, which it does "
+            "not see;\nassay_client_fetched_bytes_total of the workers counts them.\n");
+    }
 }
 
 static void print_people(const Assay__StatReply *stat)
@@ -228,7 +236,7 @@ int cli_stat(int argc, char **argv)
     }
     Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
     Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, false);
+                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
     if (!stat) {
         return 1;
     }

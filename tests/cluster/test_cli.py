@@ -2,7 +2,9 @@
 """The command line: up, run, stat, ls, verify, and how a cluster that it started ends."""
 import json
 import os
+import re
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -91,6 +93,11 @@ def test_stat_and_ls_show_the_stored_blocks(up, prompt):
     assert stat.returncode == 0 and "worker-1" in stat.stdout and "store-2" in stat.stdout
     blocks = json.loads(up.assay("ls", "--json").stdout)
     assert blocks and all(len(block["key"]) == 64 and block["tokens"] == 64 for block in blocks)
+    # Both readers and stores are on this machine: blocks are read by shared memory, which no store can count.
+    assert up.assay("run", f"{prompt}", "--max-tokens=2").returncode == 0
+    stores = [node["store"] for node in json.loads(up.assay("stat", "--json").stdout)["nodes"] if "store" in node]
+    unseen = any(store["hits"] > 0 and store["bytes_read"] == 0 for store in stores)
+    assert unseen == ("READ -:" in up.assay("stat").stdout)
     assert len(json.loads(up.assay("ls", "--json", "--limit=2").stdout)) == 2
     assert up.assay("ls").stdout.startswith("KEY")
 
@@ -130,6 +137,29 @@ def test_a_file_that_is_no_text_is_refused(command, tmp_path):
     assert done.returncode == 2 and b"NUL byte at offset 16" in done.stderr
     done = assay(command, f"--file={tmp_path}")
     assert done.returncode == 2 and b"is a directory" in done.stderr
+
+
+def run_demo(tmp_path, *options):
+    text = tmp_path / "text.txt"
+    text.write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 12)
+    done = subprocess.run([ASSAY, "demo", f"--model={MODEL}", f"--text={text}", "--max-tokens=4", *options],
+                          capture_output=True, text=True, timeout=START_SECONDS)
+    folder = re.search(r"logs are in (/tmp/assay-demo-\w+)", done.stdout).group(1)
+    return done, folder
+
+
+def test_a_good_demo_leaves_no_folder(tmp_path):
+    done, folder = run_demo(tmp_path, "--compressor=kivi4")
+    assert done.returncode == 0 and "identical: yes" in done.stdout, done
+    assert not os.path.exists(folder)
+
+
+def test_a_failed_demo_keeps_its_logs_and_says_where(tmp_path):
+    done, folder = run_demo(tmp_path, "--compressor=nonsense")
+    assert done.returncode == 1 and f"its logs are kept in {folder}" in done.stderr
+    assert "identical: yes" not in done.stdout
+    assert os.path.getsize(os.path.join(folder, "worker-1.log")) > 0
+    shutil.rmtree(folder)
 
 
 def test_a_system_message_without_chat_is_refused():
@@ -259,6 +289,8 @@ def test_a_dead_store_is_reported_and_a_dead_worker_ends_the_rest(tmp_path):
     os.kill(running.nodes["store-1"]["pid"], signal.SIGKILL)
     running.read_until("store-1")
     running.read_until("goes on without it")
+    stat = running.assay("stat")  # the scheduler is there: nobody is to start a cluster
+    assert stat.returncode == 0 and "worker-1" in stat.stdout and "`assay up`" not in stat.stderr
     assert running.assay("run", "--max-tokens=2", "hello").returncode == 0
     os.kill(running.nodes["worker-1"]["pid"], signal.SIGKILL)
     running.read_until("no worker is left")
