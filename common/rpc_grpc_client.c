@@ -54,7 +54,8 @@ struct rpc_client {
     void *registered[METHODS_MAX];
     uint64_t calls_started;
     uint32_t free_count;
-    bool closing;
+    bool closing, secured;
+    bool told; // that it cannot connect over TLS; until a call succeeds
     uint32_t free_slots[CALLS_MAX];
     client_call_t calls[CALLS_MAX]; // id 0: free
     char target[RPC_ADDRESS_BYTES_MAX];
@@ -123,6 +124,22 @@ static void call_clear(client_call_t *call)
     rpc_hub_busy(client->owner.hub, -1);
 }
 
+// A refused certificate looks like a peer that is not there, and does not heal: say once what gRPC
+// knows.
+static void tell_tls(const client_call_t *call, as_status_t status)
+{
+    rpc_client_t *client = call->client;
+    bool lost = status == AS_ERR_UNREACHABLE || status == AS_ERR_PEER_LOST;
+    if (status == AS_OK || !client->secured || !lost || client->told) {
+        client->told = client->told && status != AS_OK;
+        return;
+    }
+    client->told = true;
+    AS_ERROR("rpc", "no connection over tls to %s (is it there, with tls and the same ca?): %.*s",
+             client->target, (int)GRPC_SLICE_LENGTH(call->text),
+             (const char *)GRPC_SLICE_START_PTR(call->text));
+}
+
 static void call_ended(void *ctx, bool ok)
 {
     (void)ok; // a batch that receives the status always succeeds
@@ -138,6 +155,7 @@ static void call_ended(void *ctx, bool ok)
                  as_status_str(status), (int)call->code, (int)GRPC_SLICE_LENGTH(call->text),
                  (const char *)GRPC_SLICE_START_PTR(call->text));
     }
+    tell_tls(call, status);
     as_rpc_done_fn done = call->done;
     void *done_ctx = call->ctx;
     call_clear(call); // before done, which may free the client
@@ -255,6 +273,7 @@ static as_status_t client_connect(rpc_client_t *client, const as_rpc_tls_t *tls)
         rpc_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         rpc_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };
+    client->secured = tls != NULL;
     grpc_channel_args channel_args = {.num_args = sizeof(args) / sizeof(args[0]), .args = args};
     client->channel = grpc_channel_create(client->target, creds, &channel_args);
     grpc_channel_credentials_release(creds);

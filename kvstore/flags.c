@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of assay-kvstore: one table, and what of it acts at once.
+// The options of assay-kvstore: one table, and what its rows cannot check.
 #include "kvstore/flags.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#include "common/fault.h"
-#include "common/log.h"
+#include "common/daemon.h"
 
 static struct {
-    const char *data_address, *rpc_address, *http_address, *scheduler, *name, *log_level;
+    const char *data_address, *rpc_address, *http_address, *scheduler, *name;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
-    as_rpc_tls_t tls;
-    const char **faults;
 } values;
+
+static as_daemon_flags_t common;
 
 #define ROW(name_, type_, value_, fallback_, metavar_, ...)                                        \
     {                                                                                              \
@@ -43,13 +42,7 @@ static const as_option_t table[] = {
     ROW("evict-low", INT, evict_low, "90", "PERCENT", "memory in use at which eviction ends",
         .min = 0, .max = 100),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
-    ROW("tls-ca", STRING, tls.ca_file, NULL, "FILE",
-        "PEM of the CA of the cluster; turns on mutual TLS on the gRPC ports"),
-    ROW("tls-cert", STRING, tls.cert_file, NULL, "FILE", "PEM of own certificate"),
-    ROW("tls-key", STRING, tls.key_file, NULL, "FILE", "PEM of own private key"),
-    ROW("log-level", STRING, log_level, "info", "LEVEL", "debug, info, warn or error"),
-    ROW("fault", LIST, faults, NULL, "SITE=N",
-        "for tests: a fault site that fires, site=nth or site=ppm@seed"),
+    AS_DAEMON_OPTIONS(common),
 };
 
 static const as_options_t options = {
@@ -66,26 +59,11 @@ static as_status_t complain(const char *flag, const char *value, const char *acc
     return AS_ERR_CONFIG;
 }
 
-// What acts at once, and what one row of the table cannot check alone.
-static as_status_t apply(void)
+// What one row of the table cannot check alone.
+static as_status_t check(void)
 {
-    as_log_level_t level;
-    if (!as_log_parse_level(values.log_level, &level)) {
-        return complain("--log-level", values.log_level, "must be debug, info, warn or error");
-    }
-    as_log_set_level(level);
-    for (const char **fault = values.faults; fault && *fault; fault++) {
-        if (as_fault_parse(*fault) != AS_OK) {
-            return complain("--fault", *fault, "must be a site and site=nth or site=ppm@seed");
-        }
-    }
     if (values.evict_low > values.evict_high) {
         return complain("--evict-low", "", "must not be above --evict-high");
-    }
-    int files = (values.tls.ca_file != NULL) + (values.tls.cert_file != NULL) +
-                (values.tls.key_file != NULL);
-    if (files != 0 && files != 3) {
-        return complain("--tls-ca", "", "needs --tls-cert and --tls-key, and they need it");
     }
     if (strlen(values.name) > 63) {
         return complain("--name", values.name, "must have at most 63 bytes");
@@ -96,15 +74,11 @@ static as_status_t apply(void)
 as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
                             as_options_outcome_t *outcome_p)
 {
-    int rest;
-    as_status_t status = as_options_parse(&options, argc, argv, &rest, outcome_p);
+    as_status_t status = as_daemon_parse(&options, argc, argv, &common, outcome_p);
     if (status != AS_OK || *outcome_p == AS_OPTIONS_EXIT) {
         return status;
     }
-    if (rest < argc) {
-        return complain(argv[rest], "", "no such argument; see --help");
-    }
-    status = apply();
+    status = check();
     if (status != AS_OK) {
         return status;
     }
@@ -123,6 +97,6 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->http = values.http_address;
     flags_p->scheduler = values.scheduler;
     flags_p->name = values.name;
-    flags_p->tls = values.tls.ca_file ? &values.tls : NULL;
+    flags_p->tls = common.use_tls;
     return AS_OK;
 }

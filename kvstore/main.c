@@ -2,11 +2,10 @@
 // assay-kvstore: wires a store to its data port, admin service, metrics port and scheduler, and
 // runs until SIGTERM or SIGINT. When it listens it says so in one line of JSON on stdout, with the
 // addresses in use.
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
-#include <uv.h>
 
+#include "common/daemon.h"
 #include "common/http.h"
 #include "common/log.h"
 #include "common/memory_limit.h"
@@ -29,10 +28,10 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
     return as_net_alloc_ucx(loop, handlers, net_p);
 }
 
-static void on_signal(uv_signal_t *signal, int number)
+static void on_signal(void *ctx, int number)
 {
     AS_INFO("main", "signal %d: stopping", number);
-    as_loop_stop(signal->data);
+    as_loop_stop(ctx);
 }
 
 static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
@@ -123,13 +122,11 @@ static as_status_t run(const kvs_flags_t *flags)
     if (status != AS_OK) {
         return status;
     }
-    static uv_signal_t signals[2]; // closed by freeing the loop
-    for (int i = 0; i < 2; i++) {
-        uv_signal_init(as_loop_uv(daemon.loop), &signals[i]);
-        signals[i].data = daemon.loop;
-        uv_signal_start(&signals[i], on_signal, i == 0 ? SIGTERM : SIGINT);
+    as_daemon_signals_t *signals = NULL;
+    status = as_daemon_signals_alloc(daemon.loop, on_signal, daemon.loop, &signals);
+    if (status == AS_OK) {
+        status = start(&daemon, flags);
     }
-    status = start(&daemon, flags);
     if (status == AS_OK) {
         printf("{\"ready\":\"assay-kvstore\",\"data\":\"%s\",\"rpc\":\"%s\",\"http\":\"%s\","
                "\"node_id\":\"%016llx\",\"pid\":%ld}\n",
@@ -140,9 +137,7 @@ static as_status_t run(const kvs_flags_t *flags)
         as_loop_run(daemon.loop);
     }
     stop(&daemon);
-    for (int i = 0; i < 2; i++) {
-        uv_close((uv_handle_t *)&signals[i], NULL);
-    }
+    as_daemon_signals_free(signals);
     as_loop_free(daemon.loop);
     return status;
 }

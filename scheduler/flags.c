@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of assay-scheduler: one table, and what of it acts at once.
+// The options of assay-scheduler: one table, and what its rows cannot check.
 #include "scheduler/flags.h"
 
 #include <stdio.h>
 #include <sys/random.h>
 
-#include "common/fault.h"
-#include "common/log.h"
+#include "common/daemon.h"
 
 #define MS_MAX (3600.0 * 1000)
 
 static struct {
-    const char *listen, *http, *cluster_id, *log_level;
+    const char *listen, *http, *cluster_id;
     int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes;
-    as_rpc_tls_t tls;
-    const char **faults;
 } values;
+
+static as_daemon_flags_t common;
 
 #define ROW(name_, type_, value_, fallback_, metavar_, ...)                                        \
     {                                                                                              \
@@ -37,13 +36,7 @@ static const as_option_t table[] = {
         .min = 1, .max = MS_MAX),
     ROW("directory-bytes", BYTES, directory_bytes, "256MiB", "BYTES",
         "memory of the block directory, 40 bytes a block", .min = 65536, .max = 1e12),
-    ROW("tls-ca", STRING, tls.ca_file, NULL, "FILE",
-        "PEM of the CA that signs clients; turns on mutual TLS"),
-    ROW("tls-cert", STRING, tls.cert_file, NULL, "FILE", "PEM of own certificate"),
-    ROW("tls-key", STRING, tls.key_file, NULL, "FILE", "PEM of own private key"),
-    ROW("log-level", STRING, log_level, "info", "LEVEL", "debug, info, warn or error"),
-    ROW("fault", LIST, faults, NULL, "SITE=N",
-        "for tests: a fault site that fires, site=nth or site=ppm@seed"),
+    AS_DAEMON_OPTIONS(common),
 };
 
 static const as_options_t options = {
@@ -54,49 +47,20 @@ static const as_options_t options = {
     .count = sizeof(table) / sizeof(table[0]),
 };
 
-static as_status_t complain(const char *flag, const char *value, const char *accepted)
-{
-    fprintf(stderr, "assay-scheduler: %s %s: %s\n", flag, value, accepted);
-    return AS_ERR_CONFIG;
-}
-
-static as_status_t act(void)
-{
-    as_log_level_t level;
-    if (!as_log_parse_level(values.log_level, &level)) {
-        return complain("--log-level", values.log_level, "must be debug, info, warn or error");
-    }
-    as_log_set_level(level);
-    for (const char **fault = values.faults; fault && *fault; fault++) {
-        if (as_fault_parse(*fault) != AS_OK) {
-            return complain("--fault", *fault, "must be site=nth or site=ppm@seed");
-        }
-    }
-    if (values.dead_ms <= values.suspect_ms) {
-        return complain("--dead-ms", "too short", "must be longer than --suspect-ms");
-    }
-    bool some = values.tls.ca_file || values.tls.cert_file || values.tls.key_file;
-    if (some && !(values.tls.ca_file && values.tls.cert_file && values.tls.key_file)) {
-        return complain("--tls-ca, --tls-cert, --tls-key", "incomplete", "give all three or none");
-    }
-    return AS_OK;
-}
-
 as_status_t sch_flags_parse(int argc, char **argv, sch_flags_t *flags_p,
                             as_options_outcome_t *outcome_p)
 {
-    int rest;
-    as_status_t status = as_options_parse(&options, argc, argv, &rest, outcome_p);
+    as_status_t status = as_daemon_parse(&options, argc, argv, &common, outcome_p);
     if (status != AS_OK || *outcome_p == AS_OPTIONS_EXIT) {
         return status;
     }
-    status = rest < argc ? complain("argument", argv[rest], "is unknown") : act();
-    if (status != AS_OK) {
-        return status;
+    if (values.dead_ms <= values.suspect_ms) {
+        fprintf(stderr, "assay-scheduler: --dead-ms must be longer than --suspect-ms\n");
+        return AS_ERR_CONFIG;
     }
     flags_p->listen = values.listen;
     flags_p->http = values.http;
-    flags_p->tls = values.tls.ca_file ? &values.tls : NULL;
+    flags_p->tls = common.use_tls;
     flags_p->scheduler = (sch_options_t){
         .cluster_id = values.cluster_id,
         .heartbeat_us = (uint64_t)values.heartbeat_ms * 1000,

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // assay-scheduler: wires the scheduler to a gRPC server and a metrics port, and runs until SIGTERM
 // or SIGINT. When it listens it says so in one line of JSON on stdout, with the addresses in use.
-#include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
-#include <uv.h>
 
+#include "common/daemon.h"
 #include "common/http.h"
 #include "common/log.h"
 #include "scheduler/flags.h"
@@ -15,10 +14,10 @@ static bool ready(void *ctx)
     return sch_scheduler_ready(ctx);
 }
 
-static void on_signal(uv_signal_t *signal, int number)
+static void on_signal(void *ctx, int number)
 {
     AS_INFO("main", "signal %d: stopping", number);
-    as_loop_stop(signal->data);
+    as_loop_stop(ctx);
 }
 
 static as_status_t serve(as_loop_t *loop, const sch_flags_t *flags, sch_scheduler_t *scheduler)
@@ -55,16 +54,12 @@ static as_status_t run(as_loop_t *loop, const sch_flags_t *flags)
     if (status != AS_OK) {
         return status;
     }
-    static uv_signal_t signals[2]; // closed by freeing the loop
-    for (int i = 0; i < 2; i++) {
-        uv_signal_init(as_loop_uv(loop), &signals[i]);
-        signals[i].data = loop;
-        uv_signal_start(&signals[i], on_signal, i == 0 ? SIGTERM : SIGINT);
+    as_daemon_signals_t *signals = NULL;
+    status = as_daemon_signals_alloc(loop, on_signal, loop, &signals);
+    if (status == AS_OK) {
+        status = serve(loop, flags, scheduler);
     }
-    status = serve(loop, flags, scheduler);
-    for (int i = 0; i < 2; i++) {
-        uv_close((uv_handle_t *)&signals[i], NULL);
-    }
+    as_daemon_signals_free(signals);
     sch_scheduler_free(scheduler);
     return status;
 }

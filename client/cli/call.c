@@ -37,7 +37,8 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
     as_rpc_client_t *client = NULL;
     as_status_t status = as_loop_alloc_uv(&waiting.loop);
     if (status == AS_OK) {
-        status = as_rpc_client_alloc(waiting.loop, target, service, NULL, &client);
+        status = as_rpc_client_alloc(waiting.loop, target, service,
+                                     cli_tls.ca_file ? &cli_tls : NULL, &client);
     }
     if (status == AS_OK) {
         status = as_rpc_call(client, method, request, CLI_RPC_US, on_done, &waiting, NULL);
@@ -49,7 +50,13 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
     as_rpc_client_free(client);
     as_loop_free(waiting.loop);
     if (status != AS_OK) {
-        cli_complain("%s at %s: %s; %s", method, target, as_status_str(status), hint);
+        // A server that wants TLS and a client that does not, or the reverse, see each other hang up.
+        bool lost = status == AS_ERR_UNREACHABLE || status == AS_ERR_PEER_LOST;
+        cli_complain("%s at %s: %s; %s%s", method, target, as_status_str(status),
+                     !lost             ? ""
+                     : cli_tls.ca_file ? "it needs a certificate that --tls-ca signed; "
+                                       : "if it has TLS, give --tls-ca, --tls-cert and --tls-key; ",
+                     hint);
     }
     return waiting.reply;
 }

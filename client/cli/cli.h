@@ -13,7 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
-#include "common/options.h"
+#include "common/tls.h"
 
 #define CLI_NODES_MAX     64u
 #define CLI_ADDRESS_BYTES 128u
@@ -36,6 +36,8 @@ int cli_demo(int argc, char **argv);
 
 // "assay: <message>\n" to stderr.
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// Of the subcommands' tables, for every remote call: AS_TLS_OPTIONS(cli_tls).
+extern as_rpc_tls_t cli_tls;
 // Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
 // refused.
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p);

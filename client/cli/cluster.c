@@ -60,6 +60,17 @@ static void arguments_fini(arguments_t *arguments)
     }
 }
 
+// What every daemon has.
+static void add_common(arguments_t *arguments, const cli_cluster_options_t *options)
+{
+    add(arguments, "--log-level=%s", options->log_level);
+    if (cli_tls.ca_file) {
+        add(arguments, "--tls-ca=%s", cli_tls.ca_file);
+        add(arguments, "--tls-cert=%s", cli_tls.cert_file);
+        add(arguments, "--tls-key=%s", cli_tls.key_file);
+    }
+}
+
 // ---- Start one
 
 static bool own_folder(char path[CLI_PATH_BYTES])
@@ -262,7 +273,7 @@ static bool start_scheduler(const cli_cluster_options_t *options, cli_cluster_t 
     add(&arguments, "assay-scheduler");
     add(&arguments, "--listen=127.0.0.1:0");
     add(&arguments, "--http=127.0.0.1:0");
-    add(&arguments, "--log-level=%s", options->log_level);
+    add_common(&arguments, options);
     return spawn(node, &arguments, options->run_dir) &&
            wait_ready(node, options->run_dir, deadline_ms);
 }
@@ -279,7 +290,7 @@ static bool start_store(const cli_cluster_options_t *options, cli_cluster_t *clu
     add(&arguments, "--http-address=127.0.0.1:0");
     add(&arguments, "--ram=%lld", (long long)options->ram_bytes);
     add(&arguments, "--name=%s", node->name);
-    add(&arguments, "--log-level=%s", options->log_level);
+    add_common(&arguments, options);
     return spawn(node, &arguments, options->run_dir);
 }
 
@@ -302,7 +313,7 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     if (options->horizon >= 0) {
         add(&arguments, "--horizon=%lld", (long long)options->horizon);
     }
-    add(&arguments, "--log-level=%s", options->log_level);
+    add_common(&arguments, options);
     return spawn(node, &arguments, options->run_dir);
 }
 

@@ -59,6 +59,7 @@ static const as_option_t table[] = {
      .fallback = "kivi4,kivi2,streaming",
      .metavar = "NAME,...",
      .help = "which to show"},
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_options_t options = {

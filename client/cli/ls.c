@@ -37,6 +37,7 @@ static const as_option_t table[] = {
      .value = &run_dir,
      .metavar = "DIR",
      .help = "of the cluster, as for `assay up`"},
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_options_t options = {

@@ -32,6 +32,8 @@ void cli_complain(const char *format, ...)
     va_end(args);
 }
 
+as_rpc_tls_t cli_tls;
+
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p)
 {
     as_options_outcome_t outcome;
@@ -47,6 +49,10 @@ bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p
     if (!rest_p && rest < argc) {
         fprintf(stderr, "%s: unexpected argument '%s' (--help lists the options)\n",
                 options->program, argv[rest]);
+        return false;
+    }
+    const as_rpc_tls_t *tls;
+    if (as_tls_check(options->program, &cli_tls, &tls) != AS_OK) {
         return false;
     }
     if (rest_p) {

@@ -92,6 +92,7 @@ static const as_option_t table[] = {
      .metavar = "DIR",
      .help = "for logs and the cluster's addresses (default: $XDG_RUNTIME_DIR/assay or "
              "/tmp/assay-UID)"},
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_options_t options = {

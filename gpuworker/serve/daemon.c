@@ -10,14 +10,13 @@
 
 #include <jansson.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
-#include <uv.h>
 
 #include "common/assert.h"
+#include "common/daemon.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "gpuworker/serve/serve.h"
@@ -27,8 +26,7 @@
 #define COMPONENT       "gpuworker"
 #define IDLE_POLL_US    20000u
 #define IDLE_POLLS_MAX  150u // 3 s for publications in flight
-#define SIGNAL_COUNT    2
-#define PROGRESS_SHARES 10 // one line for each tenth of the model
+#define PROGRESS_SHARES 10   // one line for each tenth of the model
 
 typedef struct daemon {
     const gpw_daemon_config_t *config;
@@ -41,8 +39,7 @@ typedef struct daemon {
     gpw_serve_t *serve;
     pthread_t engine_thread;
     bool engine_running;
-    uv_signal_t signals[SIGNAL_COUNT];
-    int signal_handles; // open
+    as_daemon_signals_t *signals;
     as_timer_t *idle_timer;
     uint32_t idle_polls;
     bool draining;
@@ -103,8 +100,8 @@ static as_status_t link_cluster(daemon_t *daemon)
     if (status != AS_OK) {
         return status;
     }
-    return as_rpc_client_alloc(daemon->io, target, &assay__scheduler__descriptor, NULL,
-                               &daemon->scheduler);
+    return as_rpc_client_alloc(daemon->io, target, &assay__scheduler__descriptor,
+                               daemon->config->tls, &daemon->scheduler);
 }
 
 // Positions are limited by the file, or by --context.
@@ -234,9 +231,9 @@ static void on_drained(void *ctx)
     on_idle_timer(daemon);
 }
 
-static void on_signal(uv_signal_t *handle, int number)
+static void on_signal(void *ctx, int number)
 {
-    daemon_t *daemon = handle->data;
+    daemon_t *daemon = ctx;
     AS_INFO(COMPONENT, "signal %d", number);
     if (daemon->draining) {
         stop_loops(daemon);
@@ -244,39 +241,6 @@ static void on_signal(uv_signal_t *handle, int number)
     }
     daemon->draining = true;
     gpw_serve_drain(daemon->serve, (uint64_t)daemon->config->grace_us, on_drained, daemon);
-}
-
-static as_status_t watch_signals(daemon_t *daemon)
-{
-    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT};
-    signal(SIGPIPE, SIG_IGN);
-    for (int i = 0; i < SIGNAL_COUNT; i++) {
-        if (uv_signal_init(as_loop_uv(daemon->io), &daemon->signals[i]) != 0) {
-            return AS_ERR_IO;
-        }
-        daemon->signals[i].data = daemon;
-        daemon->signal_handles++;
-        if (uv_signal_start(&daemon->signals[i], on_signal, numbers[i]) != 0) {
-            return AS_ERR_IO;
-        }
-    }
-    return AS_OK;
-}
-
-static void on_signal_closed(uv_handle_t *handle)
-{
-    daemon_t *daemon = handle->data;
-    daemon->signal_handles--;
-}
-
-static void unwatch_signals(daemon_t *daemon)
-{
-    for (int i = daemon->signal_handles - 1; i >= 0; i--) {
-        uv_close((uv_handle_t *)&daemon->signals[i], on_signal_closed);
-    }
-    while (daemon->signal_handles > 0) {
-        as_loop_run_once(daemon->io, true);
-    }
 }
 
 // Links before the worker: what is in flight completes into it when they are freed.
@@ -290,9 +254,7 @@ static void fini(daemon_t *daemon)
     gpw_worker_free(daemon->worker);
     gpw_serve_free(daemon->serve);
     as_timer_free(daemon->idle_timer);
-    if (daemon->io) {
-        unwatch_signals(daemon);
-    }
+    as_daemon_signals_free(daemon->signals);
     as_loop_free(daemon->engine);
     as_loop_free(daemon->io);
     gpw_model_free(daemon->model);
@@ -321,7 +283,7 @@ static as_status_t start(daemon_t *daemon)
         status = as_timer_alloc(daemon->io, on_idle_timer, daemon, &daemon->idle_timer);
     }
     if (status == AS_OK) {
-        status = watch_signals(daemon);
+        status = as_daemon_signals_alloc(daemon->io, on_signal, daemon, &daemon->signals);
     }
     if (status == AS_OK) {
         status = link_cluster(daemon);

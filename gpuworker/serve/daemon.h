@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include "common/rpc.h"
 
 typedef struct gpw_daemon_config {
     const char *model, *model_name; // file; name in the API (NULL: the file's)
@@ -17,7 +18,8 @@ typedef struct gpw_daemon_config {
     int64_t cache_bytes;
     int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
         put_deadline_us;
-    int64_t grace_us; // of a shutdown
+    int64_t grace_us;        // of a shutdown
+    const as_rpc_tls_t *tls; // to the scheduler; NULL: plain text
 } gpw_daemon_config_t;
 
 // Parses the command line, sets log level and fault sites. False: exit with the code.

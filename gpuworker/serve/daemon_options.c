@@ -4,17 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "common/fault.h"
+#include "common/daemon.h"
 #include "common/http.h"
-#include "common/log.h"
-#include "common/options.h"
 #include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/daemon.h"
 #include "gpuworker/worker.h"
 
 static gpw_daemon_config_t config;
-static const char *log_level;
-static const char **faults;
+static as_daemon_flags_t common;
 
 // One option, two or three lines.
 // clang-format off
@@ -86,11 +83,7 @@ static const as_option_t table[] = {
     {.name = "grace", .type = AS_OPTION_DURATION, .value = &config.grace_us,
      .fallback = "15s", .metavar = "TIME",
      .help = "for requests in progress at a shutdown", .min = 0, .max = 3600e6},
-    {.name = "log-level", .type = AS_OPTION_STRING, .value = &log_level,
-     .fallback = "info", .metavar = "LEVEL",
-     .help = "debug, info, warn or error"},
-    {.name = "fault", .type = AS_OPTION_LIST, .value = &faults, .metavar = "SITE=N",
-     .help = "for tests: a fault site fires on its n-th visit, or site=ppm@seed by chance"},
+    AS_DAEMON_OPTIONS(common),
 };
 // clang-format on
 
@@ -103,11 +96,6 @@ static int refuse(const char *option, const char *value, const char *accepted)
 // Checks what the table cannot. Returns an exit code.
 static int check(void)
 {
-    as_log_level_t level;
-    if (!as_log_parse_level(log_level, &level)) {
-        return refuse("log-level", log_level, "debug, info, warn or error");
-    }
-    as_log_set_level(level);
     if (strcmp(config.weights, "f16") != 0 && strcmp(config.weights, "f32") != 0) {
         return refuse("weights", config.weights, "f16 or f32");
     }
@@ -123,12 +111,6 @@ static int check(void)
                 config.model);
         return 2;
     }
-    for (const char **fault = faults; fault && *fault; fault++) {
-        if (as_fault_parse(*fault) != AS_OK) {
-            return refuse("fault", *fault,
-                          "site=n or site=ppm@seed, with a site of common/fault_sites.def");
-        }
-    }
     return 0;
 }
 
@@ -142,20 +124,15 @@ bool gpw_daemon_options(int argc, char **argv, gpw_daemon_config_t *config_p, in
         .count = sizeof(table) / sizeof(table[0]),
     };
     as_options_outcome_t outcome;
-    int rest;
     *code_p = 2;
-    if (as_options_parse(&options, argc, argv, &rest, &outcome) != AS_OK) {
+    if (as_daemon_parse(&options, argc, argv, &common, &outcome) != AS_OK) {
         return false;
     }
     if (outcome == AS_OPTIONS_EXIT) {
         *code_p = 0;
         return false;
     }
-    if (rest < argc) {
-        fprintf(stderr, "assay-gpuworker: unexpected argument '%s' (--help lists the options)\n",
-                argv[rest]);
-        return false;
-    }
+    config.tls = common.use_tls;
     *code_p = check();
     *config_p = config;
     return *code_p == 0;

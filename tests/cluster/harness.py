@@ -84,10 +84,11 @@ class Cluster:
     """A scheduler, stores and workers. Use as a context: all are ended and checked at its end."""
 
     def __init__(self, folder, stores=1, workers=1, scheduler=True, worker_options=(), store_options=(),
-                 environment=None):
+                 scheduler_options=(), cli_options=(), environment=None):
         self.folder, self.counts, self.environment = str(folder), {}, environment
         self.want = (scheduler, stores, workers)
         self.worker_options, self.store_options = list(worker_options), list(store_options)
+        self.scheduler_options, self.cli_options = list(scheduler_options), list(cli_options)
         self.all, self.stores, self.workers, self.scheduler = [], [], [], None
 
     def __enter__(self):
@@ -123,7 +124,8 @@ class Cluster:
         return process
 
     def start_scheduler(self, listen="127.0.0.1:0"):
-        self.scheduler = self.launch("assay-scheduler", [f"--listen={listen}", "--http=127.0.0.1:0"]).wait_ready()
+        self.scheduler = self.launch("assay-scheduler", [f"--listen={listen}", "--http=127.0.0.1:0"] +
+                                     self.scheduler_options).wait_ready()
         return self.scheduler
 
     def link(self):
@@ -144,7 +146,8 @@ class Cluster:
 
     def stat(self):
         """The scheduler's and the stores' figures, by the command line."""
-        command = [os.path.join(BIN, "assay"), "stat", "--json", f"--scheduler={self.scheduler.address['rpc']}"]
+        command = [os.path.join(BIN, "assay"), "stat", "--json", f"--scheduler={self.scheduler.address['rpc']}",
+                   *self.cli_options]
         return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=30).stdout)
 
     def metric(self, name, worker=0):

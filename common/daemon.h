@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every daemon has: options for logs, faults and TLS, and the signals that end it.
+#ifndef AS_DAEMON_H
+#define AS_DAEMON_H
+
+#include "common/loop.h"
+#include "common/options.h"
+#include "common/tls.h"
+
+typedef struct as_daemon_flags {
+    const char *log_level;
+    const char **faults;
+    as_rpc_tls_t tls;
+    const as_rpc_tls_t *use_tls; // once parsed: of remote calls; NULL: plain text
+} as_daemon_flags_t;
+
+// Rows of a daemon's table of options; flags_ is an as_daemon_flags_t.
+#define AS_DAEMON_OPTIONS(flags_)                                                                  \
+    AS_TLS_OPTIONS((flags_).tls),                                                                  \
+        {.name = "log-level",                                                                      \
+         .type = AS_OPTION_STRING,                                                                 \
+         .value = &(flags_).log_level,                                                             \
+         .fallback = "info",                                                                       \
+         .metavar = "LEVEL",                                                                       \
+         .help = "debug, info, warn or error"},                                                    \
+    {                                                                                              \
+        .name = "fault", .type = AS_OPTION_LIST, .value = &(flags_).faults, .metavar = "SITE=N",   \
+        .help = "for tests: a fault site fires on its n-th visit, or site=ppm@seed by chance"      \
+    }
+
+// Parses a daemon's command line, which has no arguments but options; then sets the log level, arms
+// the faults and checks the TLS files (flags->use_tls). On an error the message was printed: exit 2.
+// With AS_OPTIONS_EXIT help or version was printed: exit 0.
+as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
+                            as_daemon_flags_t *flags, as_options_outcome_t *outcome_p) AS_MUST_USE;
+
+// SIGTERM and SIGINT, on the loop's thread; SIGPIPE is ignored from now on.
+typedef struct as_daemon_signals as_daemon_signals_t;
+typedef void (*as_daemon_signal_fn)(void *ctx, int number);
+as_status_t as_daemon_signals_alloc(as_loop_t *loop, as_daemon_signal_fn on_signal, void *ctx,
+                                    as_daemon_signals_t **signals_p) AS_MUST_USE;
+// Before the loop is freed. NULL is fine.
+void as_daemon_signals_free(as_daemon_signals_t *signals);
+
+#endif

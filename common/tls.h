@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options of mutual TLS, the same for every program that makes or takes remote calls.
+#ifndef AS_TLS_H
+#define AS_TLS_H
+
+#include "common/options.h"
+#include "common/rpc.h"
+
+// Rows of a table of options; tls_ is an as_rpc_tls_t.
+#define AS_TLS_OPTION(name_, value_, help_)                                                        \
+    {                                                                                              \
+        .name = name_, .type = AS_OPTION_STRING, .value = &(value_), .metavar = "FILE",            \
+        .help = help_                                                                              \
+    }
+#define AS_TLS_OPTIONS(tls_)                                                                       \
+    AS_TLS_OPTION("tls-ca", (tls_).ca_file,                                                        \
+                  "PEM of the cluster's CA; turns on mutual TLS of remote calls"),                 \
+        AS_TLS_OPTION("tls-cert", (tls_).cert_file, "PEM of own certificate, signed by that CA"),  \
+        AS_TLS_OPTION("tls-key", (tls_).key_file, "PEM of own private key, not encrypted")
+
+// All three or none; readable; the key is the certificate's, and the CA signed it and it is valid
+// now. Peers would find the same later, and could only hang up. *tls_p: `given`, or NULL for plain
+// text. On AS_ERR_CONFIG the message, which names the option, was printed to stderr.
+as_status_t as_tls_check(const char *program, const as_rpc_tls_t *given,
+                         const as_rpc_tls_t **tls_p) AS_MUST_USE;
+
+#endif

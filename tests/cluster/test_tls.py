@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cluster whose remote calls are under mutual TLS, with certificates made for the test."""
+import os
+import subprocess
+
+import pytest
+
+from harness import BIN, MODEL, Cluster, Process, ask, wait_until
+from test_cli import Up
+
+KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+LOOPBACK = "subjectAltName=IP:127.0.0.1"
+
+
+def openssl(*arguments):
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
+
+
+class Authority:
+    """A CA, and the options of whom it signs."""
+
+    def __init__(self, folder, name):
+        self.folder, self.name = str(folder), name
+        openssl("req", "-x509", *KEY, "-days", "2", "-subj", f"/CN={name}", "-keyout", self.path(name, "key"), "-out",
+                self.path(name, "pem"))
+
+    def path(self, name, suffix):
+        return os.path.join(self.folder, f"{name}.{suffix}")
+
+    def sign(self, name):
+        request, extension = self.path(name, "csr"), self.path(name, "ext")
+        with open(extension, "w") as file:
+            file.write(LOOPBACK)
+        openssl("req", *KEY, "-subj", f"/CN={name}", "-keyout", self.path(name, "key"), "-out", request)
+        openssl("x509", "-req", "-days", "2", "-in", request, "-CA", self.path(self.name, "pem"), "-CAkey",
+                self.path(self.name, "key"), "-CAcreateserial", "-extfile", extension, "-out", self.path(name, "pem"))
+        return self.options(name)
+
+    def options(self, name):
+        return [f"--tls-ca={self.path(self.name, 'pem')}", f"--tls-cert={self.path(name, 'pem')}",
+                f"--tls-key={self.path(name, 'key')}"]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """One of each under mutual TLS: the cluster, the options of its people, and those of strangers."""
+    folder = tmp_path_factory.mktemp("tls")
+    ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+    people, strangers = ours.sign("person"), theirs.sign("stranger")
+    with Cluster(folder, scheduler_options=ours.sign("scheduler"), store_options=ours.sign("store"),
+                 worker_options=ours.sign("worker"), cli_options=people) as running:
+        yield running, people, strangers, folder
+
+
+def command(cluster, name, *options):
+    return subprocess.run([os.path.join(BIN, "assay"), name, f"--scheduler={cluster.scheduler.address['rpc']}",
+                           *options], capture_output=True, text=True, timeout=60)
+
+
+def test_a_cluster_works_under_mutual_tls(secured, prompt):
+    cluster, people, _, _ = secured
+    wait_until(lambda: len([n for n in cluster.stat()["nodes"] if n["state"] == "alive"]) == 2, 30, "both nodes join")
+    first = ask(cluster.url(), prompt)
+    wait_until(lambda: cluster.stat()["directory_blocks"] >= 6, 30, "the prompt's blocks are published")
+    again = ask(cluster.url(), prompt)
+    assert again.bits == first.bits and again.cached > 0
+    stat = cluster.stat()  # asks the scheduler and the store
+    assert [node["store"]["blocks"] for node in stat["nodes"] if node["role"] == "store"][0] >= 6
+    blocks = command(cluster, "ls", *people)
+    assert blocks.returncode == 0 and "KEY" in blocks.stdout and len(blocks.stdout.splitlines()) > 6
+
+
+def test_a_certificate_of_another_authority_is_refused(secured):
+    cluster, _, strangers, _ = secured
+    reply = command(cluster, "stat", *strangers)
+    assert reply.returncode == 1 and "no connection over tls to " + cluster.scheduler.address["rpc"] in reply.stderr
+    assert "a certificate that --tls-ca signed" in reply.stderr
+
+
+def test_plain_text_is_refused(secured):
+    cluster, _, _, _ = secured
+    reply = command(cluster, "stat")
+    assert reply.returncode == 1 and "--tls-ca" in reply.stderr
+
+
+def test_a_worker_and_a_store_of_another_authority_do_not_join(secured, tmp_path):
+    cluster, _, strangers, _ = secured
+    scheduler = f"--scheduler={cluster.scheduler.address['rpc']}"
+    before = len(cluster.stat()["nodes"])
+    for program, more in (("assay-kvstore", ["--ram=16MiB"]), ("assay-gpuworker", [f"--model={MODEL}",
+                                                                                 "--listen=127.0.0.1:0"])):
+        process = Process(program, [scheduler, *strangers, *more], str(tmp_path / program)).wait_ready()
+        try:
+            wait_until(lambda: "no connection over tls to" in process.log_text(), 30, "the refusal is logged")
+        finally:
+            process.end()
+        process.check()
+    assert len(cluster.stat()["nodes"]) == before
+
+
+@pytest.mark.parametrize("program", ["assay-scheduler", "assay-kvstore", "assay-gpuworker", "assay"])
+def test_a_certificate_that_does_not_fit_its_authority_ends_the_start(secured, program):
+    _, people, strangers, _ = secured
+    start = [os.path.join(BIN, program)] + {"assay-gpuworker": [f"--model={MODEL}"], "assay": ["stat"]}.get(program, [])
+    reply = subprocess.run([*start, people[0], *strangers[1:]], capture_output=True, text=True, timeout=60)
+    assert reply.returncode == 2 and reply.stdout == ""
+    assert "--tls-cert" in reply.stderr and "is not accepted by --tls-ca" in reply.stderr
+    reply = subprocess.run([*start, people[0]], capture_output=True, text=True, timeout=60)
+    assert reply.returncode == 2 and "--tls-cert is missing" in reply.stderr
+
+
+def test_up_starts_a_cluster_under_mutual_tls(secured, tmp_path):
+    _, _, _, folder = secured
+    options = Authority(folder, "up-ca").sign("up")
+    running = Up(tmp_path, *options)
+    try:
+        reply = running.assay("stat", "--json", *options)
+        assert reply.returncode == 0 and "store-1" in reply.stdout, reply.stderr
+        assert running.assay("stat").returncode == 1
+    finally:
+        assert running.end() == 0
