@@ -14,7 +14,8 @@
 #include "common/assert.h"
 #include "common/log.h"
 
-#define PPM_MAX 1000000u
+#define PPM_MAX         1000000u
+#define SHOWN_BYTES_MAX 100u // of a name that nobody knows
 
 static const char *const site_names[] = {
 #define AS_FAULT_SITE(name, text) #name,
@@ -140,23 +141,26 @@ static bool find_site(const char *name, size_t bytes, as_fault_site_t *site_p)
     return false;
 }
 
-static void log_unknown_site(const char *text)
+static void log_unknown_site(const char *text, size_t bytes)
 {
     char known[1024] = "";
     size_t length = 0;
     for (int i = 0; i < AS_FAULT_COUNT && length < sizeof(known); i++) {
-        length += (size_t)snprintf(known + length, sizeof(known) - length, " %s", site_names[i]);
+        length += (size_t)snprintf(known + length, sizeof(known) - length, "%s%s",
+                                   i > 0 ? ", " : "", site_names[i]);
     }
-    AS_ERROR("fault", "unknown site in '%s'; sites are:%s", text, known);
+    AS_ERROR("fault", "unknown fault site %.*s; known: %s",
+             (int)(bytes < SHOWN_BYTES_MAX ? bytes : SHOWN_BYTES_MAX), text, known);
 }
 
 as_status_t as_fault_parse(const char *text)
 {
     const char *equals = strchr(text, '=');
     const char *end = text + strlen(text);
+    size_t name_bytes = equals ? (size_t)(equals - text) : strlen(text);
     as_fault_site_t site;
-    if (!find_site(text, equals ? (size_t)(equals - text) : strlen(text), &site)) {
-        log_unknown_site(text);
+    if (!find_site(text, name_bytes, &site)) {
+        log_unknown_site(text, name_bytes);
         return AS_ERR_INVALID;
     }
     const char *at = equals ? strchr(equals, '@') : NULL;

@@ -114,9 +114,14 @@ static void a_bad_text_is_refused_with_what_is_accepted(void **state)
         as_status_t status = as_fault_parse(bad[i]);
         const char *text = capture_end(&capture);
         assert_int_equal(status, AS_ERR_INVALID);
-        assert_true(strstr(text, "SITE=NTH") || strstr(text, "sites are: serve_read_corrupt"));
+        assert_true(strstr(text, "SITE=NTH") || strstr(text, "; known: serve_read_corrupt, "));
         assert_false(as_fault(AS_FAULT_route_fail));
     }
+    capture_begin(&capture);
+    as_status_t status = as_fault_parse("nope=1");
+    const char *text = capture_end(&capture);
+    assert_int_equal(status, AS_ERR_INVALID);
+    assert_non_null(strstr(text, "unknown fault site nope; known: "));
 }
 
 int main(void)
