@@ -202,8 +202,8 @@ static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t
     const char *name = params->compressor ? params->compressor : worker->options.compressor;
     const gpw_compressor_t *compressor;
     if (!find_compressor(name, &compressor)) {
-        return refuse(refusal, AS_ERR_INVALID,
-                      "compressor \"%s\" is not known: use kivi4, kivi2, streaming or none", name);
+        return refuse(refusal, AS_ERR_INVALID, "compressor \"%s\" is not known: use %s", name,
+                      gpw_compressor_list());
     }
     gpw_request_t *request = as_mem_zalloc(1, sizeof(*request));
     if (!request) {
@@ -420,8 +420,7 @@ void gpw_worker_free(gpw_worker_t *worker)
 
 const char *const *gpw_worker_compressors(void)
 {
-    static const char *const names[] = {"kivi4", "kivi2", "streaming", "none", NULL};
-    return names;
+    return gpw_compressor_names();
 }
 
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker)

@@ -37,8 +37,7 @@ typedef struct gpw_request_params {
     uint32_t max_tokens; // to generate
     gpw_choose_params_t choose;
     const char *cache_salt; // tenant salt of the namespace; NULL: none
-    const char *compressor; // "kivi4", "kivi2", "streaming"; "none": full cache resident, no
-                            // drafting. NULL: default
+    const char *compressor; // one of gpw_worker_compressors(); NULL: default
     uint32_t
         horizon; // most drafted tokens before a verification; 0: plain decoding over the full cache
     bool horizon_set; // else the worker's default
@@ -125,7 +124,8 @@ as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *
                               uint64_t *request_id_p) AS_MUST_USE;
 void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 
-// Names of the compressors, in table order; NULL-terminated.
+// Names of the compressors, in table order, then "none": full cache resident, no drafting.
+// NULL-terminated.
 const char *const *gpw_worker_compressors(void);
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker);
 bool gpw_worker_idle(

@@ -2,8 +2,11 @@
 // The compressors that this worker knows, in the order in which people see them.
 #include "gpuworker/resident/compressor.h"
 
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "common/assert.h"
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/streaming.h"
 
@@ -34,6 +37,45 @@ static const gpw_compressor_t table[] = {
     },
     {.name = NULL},
 };
+
+#define NAME_COUNT     (sizeof(table) / sizeof(table[0])) // "none" for the last row
+#define LIST_BYTES_MAX 1024
+
+static const char *names[NAME_COUNT + 1];
+static char list[LIST_BYTES_MAX];
+
+static void make_names(void)
+{
+    size_t written = 0;
+    for (size_t i = 0; i < NAME_COUNT; i++) {
+        bool last = i + 1 == NAME_COUNT;
+        names[i] = last ? "none" : table[i].name;
+        written += (size_t)snprintf(list + written, sizeof(list) - written, "%s%s",
+                                    i == 0 ? ""
+                                    : last ? " or "
+                                           : ", ",
+                                    names[i]);
+        AS_ASSERT(written < sizeof(list));
+    }
+}
+
+static void make_names_once(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_names);
+}
+
+const char *const *gpw_compressor_names(void)
+{
+    make_names_once();
+    return names;
+}
+
+const char *gpw_compressor_list(void)
+{
+    make_names_once();
+    return list;
+}
 
 const gpw_compressor_t *gpw_compressors(void)
 {

@@ -7,8 +7,9 @@
 // session's tail (exact f16) is not the compressor's business: the engine attends to both and
 // merges the partials.
 //
-// To add a compressor: one file beside kivi.c and streaming.c with these functions, one line in
-// compressor.c, one row in tests/unit/gpuworker/test_compressor.c.
+// To add a compressor: one file beside kivi.c and streaming.c with these functions, one row in the
+// table of compressor.c, its formula in tests/unit/gpuworker/test_compressor.c. All else (options,
+// API, errors, the tests that try every compressor) is made of the table.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H
 
@@ -78,6 +79,11 @@ typedef struct gpw_compressor {
 const gpw_compressor_t *gpw_compressors(void);
 // NULL when there is none of this name.
 const gpw_compressor_t *gpw_compressor_find(const char *name);
+// What a request may ask for: the names of the table in its order, then "none" (the full cache, no
+// drafting); NULL-terminated.
+const char *const *gpw_compressor_names(void);
+// The same for people: "a, b or none".
+const char *gpw_compressor_list(void);
 
 size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows);
 

@@ -12,6 +12,7 @@
 
 static gpw_daemon_config_t config;
 static as_daemon_flags_t common;
+static char compressor_help[256]; // with the table's names
 
 // One option, two or three lines.
 // clang-format off
@@ -38,7 +39,7 @@ static const as_option_t table[] = {
      .min = 0, .max = 1048576},
     {.name = "compressor", .type = AS_OPTION_STRING, .value = &config.compressor,
      .fallback = "kivi4", .metavar = "NAME",
-     .help = "how caches are compressed: none, kivi4, kivi2, streaming"},
+     .help = compressor_help},
     {.name = "horizon", .type = AS_OPTION_INT, .value = &config.horizon,
      .fallback = "16", .metavar = "TOKENS",
      .help = "most drafted tokens before a verification; 0: plain decoding",
@@ -100,7 +101,7 @@ static int check(void)
         return refuse("weights", config.weights, "f16 or f32");
     }
     if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
-        return refuse("compressor", config.compressor, "none, kivi4, kivi2 or streaming");
+        return refuse("compressor", config.compressor, gpw_compressor_list());
     }
     if (config.block_tokens % 16 != 0) {
         fprintf(stderr, "assay-gpuworker: --block-tokens must be a multiple of 16\n");
@@ -123,6 +124,8 @@ bool gpw_daemon_options(int argc, char **argv, gpw_daemon_config_t *config_p, in
         .table = table,
         .count = sizeof(table) / sizeof(table[0]),
     };
+    snprintf(compressor_help, sizeof(compressor_help), "how caches are compressed: %s",
+             gpw_compressor_list());
     as_options_outcome_t outcome;
     *code_p = 2;
     if (as_daemon_parse(&options, argc, argv, &common, &outcome) != AS_OK) {

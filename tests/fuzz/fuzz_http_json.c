@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/openai.h"
 
 static void check(int condition)
@@ -15,9 +16,8 @@ static void check(int condition)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
-    static const char *const compressors[] = {"kivi4", "kivi2", "streaming", NULL};
     const gpw_api_limits_t limits = {
-        .vocab = 49152, .context_max = 2048, .compressors = compressors};
+        .vocab = 49152, .context_max = 2048, .compressors = gpw_compressor_names()};
     if (bytes == 0) {
         return 0;
     }

@@ -60,9 +60,18 @@ typedef struct asked {
     bool cancelled, refused;
 } asked_t;
 
+static uint32_t compressor_count(void)
+{
+    uint32_t count = 0;
+    while (gpw_compressor_names()[count]) {
+        count++;
+    }
+    return count;
+}
+
 static void ask(world_t *world, asked_t *asked)
 {
-    static const char *const compressors[] = {"kivi4", "kivi2", "streaming", "none"};
+    const char *const *compressors = gpw_compressor_names();
     static const uint32_t horizons[] = {0, 1, 4, 16, 64};
     uint64_t r = world_random(world);
     asked->what = &pool[r % POOL];
@@ -70,7 +79,7 @@ static void ask(world_t *world, asked_t *asked)
     gpw_request_params_t params =
         request_params(asked->what->tokens, asked->what->count, asked->what->max_tokens);
     params.choose = asked->what->choose;
-    params.compressor = asked->compressor = compressors[(r >> 16) % 4];
+    params.compressor = asked->compressor = compressors[(r >> 16) % compressor_count()];
     params.horizon = asked->horizon = horizons[(r >> 24) % 5];
     params.horizon_set = (r >> 32) % 4 != 0;
     params.deadline_us = (r >> 40) % 8 == 0 ? 20000 + (r >> 44) % 400000 : 30000000;

@@ -8,6 +8,7 @@
 #include "../unit/gpuworker/worker_fixture.h"
 #include "client/client.h"
 #include "common/log.h"
+#include "gpuworker/resident/compressor.h"
 #include "kvstore/kvstore.h"
 
 #define WAIT_US 60000000u // no step may wait longer
@@ -100,7 +101,7 @@ static void answers_are_the_same_across_two_threads_and_a_store(void **state)
 {
     (void)state;
     static int32_t prompt[300];
-    static answer_t expected, answers[8];
+    static answer_t expected;
     gpw_model_t *model = tiny_load(4);
     gpw_request_params_t params = long_request(prompt);
     rig_t rig = rig_open(rig_options(model, 16));
@@ -110,9 +111,16 @@ static void answers_are_the_same_across_two_threads_and_a_store(void **state)
 
     pair_t pair;
     pair_open(&pair, model);
-    static const char *const compressors[] = {"kivi2", "kivi4", "streaming", "none"};
-    for (int i = 0; i < 8; i++) {
-        params.compressor = compressors[i % 4];
+    const char *const *compressors = gpw_compressor_names();
+    uint32_t compressor_count = 0;
+    while (compressors[compressor_count]) {
+        compressor_count++;
+    }
+    uint32_t count = 2 * compressor_count;
+    answer_t *answers = calloc(count, sizeof(*answers));
+    assert_non_null(answers);
+    for (uint32_t i = 0; i < count; i++) {
+        params.compressor = compressors[i % compressor_count];
         answer_submit(pair.worker, &params, &answers[i]);
         if (i % 2 == 0) {
             wait_idle(&pair);
@@ -120,14 +128,15 @@ static void answers_are_the_same_across_two_threads_and_a_store(void **state)
     }
     wait_idle(&pair);
     uint64_t swapped = 0;
-    for (int i = 0; i < 8; i++) {
+    for (uint32_t i = 0; i < count; i++) {
         assert_int_equal(answers[i].status, AS_OK);
-        answer_compare(&answers[i], &expected, compressors[i % 4]);
+        answer_compare(&answers[i], &expected, compressors[i % compressor_count]);
         swapped += answers[i].usage.swapped_bytes;
     }
     assert_int_equal(answers[0].usage.cached_tokens, 0);
-    assert_int_equal(answers[7].usage.cached_tokens, 288);
+    assert_int_equal(answers[count - 1].usage.cached_tokens, 288);
     assert_true(swapped > 0);
+    free(answers);
     pair_close(&pair);
     gpw_model_free(model);
 }

@@ -456,6 +456,22 @@ static void every_failed_allocation_is_survived(void **state)
     sample_free(&s);
 }
 
+static void the_names_are_those_of_the_table_and_none(void **state)
+{
+    (void)state;
+    const char *const *names = gpw_compressor_names();
+    const char *list = gpw_compressor_list();
+    uint32_t count = 0;
+    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+        assert_string_equal(names[count++], c->name);
+        assert_ptr_equal(gpw_compressor_find(c->name), c);
+        assert_non_null(strstr(list, c->name));
+    }
+    assert_string_equal(names[count], "none");
+    assert_null(names[count + 1]);
+    assert_string_equal(list + strlen(list) - 8, " or none");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -469,6 +485,7 @@ int main(void)
         cmocka_unit_test(bytes_are_those_that_are_allocated),
         cmocka_unit_test(shapes_that_do_not_fit_are_refused),
         cmocka_unit_test(every_failed_allocation_is_survived),
+        cmocka_unit_test(the_names_are_those_of_the_table_and_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

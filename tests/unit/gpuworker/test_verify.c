@@ -4,12 +4,12 @@
 // Every combination of prompt, compressor, horizon and way of choosing runs against plain decoding
 // by the same worker, several requests at a time. A sample runs always; all of it with
 // ASSAY_TEST_FULL=1.
+#include "gpuworker/resident/compressor.h"
 #include "worker_fixture.h"
 
-static const char *const compressors[] = {"kivi4", "kivi2", "streaming"};
 static const uint32_t horizons[] = {1, 4, 16, 64};
 
-enum { PROMPTS = 20, BATCH = 6 };
+enum { PROMPTS = 20, BATCH = 6, HORIZONS = sizeof(horizons) / sizeof(horizons[0]) };
 
 typedef struct grid {
     const gpw_model_t *model;
@@ -17,6 +17,9 @@ typedef struct grid {
     int32_t tokens[PROMPTS][512];
     uint32_t counts[PROMPTS];
     uint32_t stride; // every stride-th combination runs
+    uint32_t compressor_count;
+    answer_t *answers; // [compressor_count * HORIZONS]
+    char (*names)[96];
     uint64_t drafted, accepted, runs;
 } grid_t;
 
@@ -36,23 +39,25 @@ static gpw_choose_params_t choice(bool sampled, uint32_t prompt)
 // The combinations of one prompt and way of choosing against their reference, BATCH at a time.
 static void run_prompt(grid_t *grid, rig_t *rig, uint32_t prompt, bool sampled)
 {
-    static answer_t expected, answers[12];
-    char names[12][96];
+    static answer_t expected;
+    answer_t *answers = grid->answers;
+    const gpw_compressor_t *compressors = gpw_compressors();
     uint32_t count = 0;
     gpw_request_params_t params =
         request_params(grid->tokens[prompt], grid->counts[prompt], grid->max_tokens);
     params.choose = choice(sampled, prompt);
-    for (uint32_t c = 0; c < 3; c++) {
-        for (uint32_t h = 0; h < 4; h++) {
-            uint32_t number = ((prompt * 2 + sampled) * 3 + c) * 4 + h;
+    for (uint32_t c = 0; c < grid->compressor_count; c++) {
+        for (uint32_t h = 0; h < HORIZONS; h++) {
+            uint32_t number = ((prompt * 2 + sampled) * grid->compressor_count + c) * HORIZONS + h;
             if (number % grid->stride != 0) {
                 continue;
             }
-            params.compressor = compressors[c];
+            params.compressor = compressors[c].name;
             params.horizon = horizons[h];
             params.horizon_set = true;
-            snprintf(names[count], sizeof(names[count]), "prompt %u, %s, horizon %u, %s", prompt,
-                     compressors[c], horizons[h], sampled ? "sampled" : "greedy");
+            snprintf(grid->names[count], sizeof(grid->names[count]),
+                     "prompt %u, %s, horizon %u, %s", prompt, compressors[c].name, horizons[h],
+                     sampled ? "sampled" : "greedy");
             answer_submit(rig->worker, &params, &answers[count++]);
             if (count % BATCH == 0) {
                 rig_run(rig);
@@ -70,7 +75,7 @@ static void run_prompt(grid_t *grid, rig_t *rig, uint32_t prompt, bool sampled)
     assert_int_equal(expected.usage.drafted_tokens, 0);
     for (uint32_t i = 0; i < count; i++) {
         assert_int_equal(answers[i].status, AS_OK);
-        answer_compare(&answers[i], &expected, names[i]);
+        answer_compare(&answers[i], &expected, grid->names[i]);
         grid->drafted += answers[i].usage.drafted_tokens;
         grid->accepted += answers[i].usage.accepted_tokens;
         grid->runs++;
@@ -83,11 +88,19 @@ static void run_grid(grid_t *grid)
     options.sessions_max = BATCH;
     options.context_max = 512;
     rig_t rig = rig_open(options);
+    while (gpw_compressors()[grid->compressor_count].name) {
+        grid->compressor_count++;
+    }
+    grid->answers = calloc(grid->compressor_count * HORIZONS, sizeof(*grid->answers));
+    grid->names = calloc(grid->compressor_count * HORIZONS, sizeof(*grid->names));
+    assert_true(grid->answers && grid->names);
     for (uint32_t p = 0; p < PROMPTS; p++) {
         run_prompt(grid, &rig, p, false);
         run_prompt(grid, &rig, p, true);
     }
     rig_close(&rig);
+    free(grid->answers);
+    free(grid->names);
     printf("%llu runs, %llu drafted, %llu accepted\n", (unsigned long long)grid->runs,
            (unsigned long long)grid->drafted, (unsigned long long)grid->accepted);
     // Some drafts are right and some are wrong: else nothing was tested.
