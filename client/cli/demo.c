@@ -95,6 +95,17 @@ typedef struct demo {
 
 // ---- Set-up
 
+// Before a cluster is started for nothing.
+static bool check_texts(const demo_t *demo)
+{
+    bool good = true;
+    for (uint32_t i = 0; good && i < demo->compressor_count; i++) {
+        const cli_ask_t ask = {.compressor = compressors[i]};
+        good = cli_check_ask(&ask);
+    }
+    return good;
+}
+
 // The text: as given, or beside the installed program, or in the source tree that this was built
 // from.
 static bool find_text(char path[CLI_PATH_BYTES])
@@ -350,7 +361,7 @@ int cli_demo(int argc, char **argv)
         return code;
     }
     as_options_clear_environment(&options);
-    if (!cli_count_names(compressors, FIGURES_MAX, &demo.compressor_count)) {
+    if (!cli_count_names(compressors, FIGURES_MAX, &demo.compressor_count) || !check_texts(&demo)) {
         return 2;
     }
     run_dir = mkdtemp(dir);

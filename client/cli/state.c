@@ -14,6 +14,8 @@
 
 #include "client/cli/cli.h"
 
+#define RUN_DIR_BYTES_MAX 950 // leaves room in a path for the names of files
+
 bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES])
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
@@ -25,7 +27,7 @@ bool cli_run_dir(const char *given, char path[CLI_PATH_BYTES])
     } else {
         length = snprintf(path, CLI_PATH_BYTES, "/tmp/assay-%u", (unsigned)getuid());
     }
-    if (length < 0 || length >= (int)CLI_PATH_BYTES - 64) {
+    if (length < 0 || length > RUN_DIR_BYTES_MAX) {
         cli_complain("the path of the run directory is too long");
         return false;
     }

@@ -125,8 +125,9 @@ def test_a_prompt_that_is_not_utf8_is_refused():
     for command in ([b"run", b"\xff"], [b"verify", b"--prompt=\xff"]):
         done = assay(*command)
         assert done.returncode == 2 and b"the prompt is not UTF-8" in done.stderr
-    done = assay(b"verify", b"--prompt=x", b"--compressor=kivi4,\xff")
-    assert done.returncode == 2 and b"--compressor is not UTF-8" in done.stderr
+    for command in ([b"verify", b"--prompt=x"], [b"demo", b"--model=/nonexistent.gguf"]):
+        done = assay(*command, b"--compressor=kivi4,\xff")
+        assert done.returncode == 2 and b"--compressor is not UTF-8" in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])
@@ -260,6 +261,13 @@ def test_a_long_path_of_a_model_reaches_the_worker_whole(tmp_path):
     os.symlink(MODEL, folder / "model.gguf")
     running = Up(tmp_path, f"--model={folder / 'model.gguf'}")
     assert running.end() == 0
+
+
+def test_a_run_dir_whose_files_would_be_cut_is_refused(tmp_path):
+    for count, message in ((950, b"cannot make the run directory"), (951, b"too long")):
+        folder = "/nonexistent" + "/" + "d" * (count - 13)
+        done = assay("up", f"--model={MODEL}", f"--run-dir={folder}")
+        assert done.returncode == 1 and message in done.stderr
 
 
 def test_a_fifo_as_model_is_refused(tmp_path):
