@@ -309,6 +309,16 @@ static as_status_t listen_on(const char *address, int *fd_p)
     return AS_OK;
 }
 
+as_status_t as_http_check_address(const char *address)
+{
+    int fd;
+    as_status_t status = listen_on(address, &fd);
+    if (status == AS_OK) {
+        close(fd);
+    }
+    return status;
+}
+
 static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connections_max)
 {
     uint32_t idle = http->receive_seconds / 2;

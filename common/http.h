@@ -56,6 +56,9 @@ as_status_t as_http_alloc(as_loop_t *loop, const as_http_options_t *options,
 // handler. NULL is fine.
 void as_http_free(as_http_t *http);
 const char *as_http_address(const as_http_t *http);
+// Whether one could listen on the address now, for who has long work to do before; the reason is
+// logged.
+as_status_t as_http_check_address(const char *address) AS_MUST_USE;
 void as_http_request_set_user(as_http_request_t *request, void *user);
 void *as_http_request_user(const as_http_request_t *request);
 // A header of the request, or NULL.

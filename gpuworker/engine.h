@@ -41,8 +41,9 @@ typedef struct gpw_engine {
     as_task_t tick_task;
     as_timer_t *tick_timer; // simulation: a tick takes tick_us
     bool ticking;
-    as_timer_t *alarm; // deadlines and retries
-    uint64_t alarm_us; // when it is due; UINT64_MAX: not set
+    as_timer_t *alarm;           // deadlines and retries
+    uint64_t alarm_us;           // when it is due; UINT64_MAX: not set
+    bool warned_block_too_large; // for a store
     _Atomic uint64_t load_used_bytes, load_sessions, load_queued_tokens; // for heartbeats
 } gpw_engine_t;
 

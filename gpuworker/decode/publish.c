@@ -5,6 +5,7 @@
 // A block stays held until a store has acknowledged it. A put that no store takes is counted, and
 // the session tries again later, ever more rarely; a finished request does not try again.
 #include "common/assert.h"
+#include "common/log.h"
 #include "gpuworker/engine.h"
 
 #define BACKOFF_US_MIN 50000u   // after a put that failed
@@ -41,11 +42,27 @@ bool gpw_publish_pending(const gpw_request_t *request)
     return false;
 }
 
+// Of every block of this model, so once is enough.
+static void warn_too_large(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    if (!engine->warned_block_too_large) {
+        engine->warned_block_too_large = true;
+        AS_WARN("publish",
+                "a store is smaller than a block and caches nothing of this model, block_bytes "
+                "%llu: give it more --ram",
+                (unsigned long long)as_block_bytes(&request->blocks.shape));
+    }
+}
+
 static void put_failed(gpw_request_t *request, as_status_t status)
 {
     gpw_engine_t *engine = request->engine;
     if (status == AS_ERR_CANCELLED) {
         return;
+    }
+    if (status == AS_ERR_LIMIT) {
+        warn_too_large(request);
     }
     if (status != AS_ERR_BUSY) {
         request->publish_failures++;

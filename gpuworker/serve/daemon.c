@@ -17,6 +17,7 @@
 
 #include "common/assert.h"
 #include "common/daemon.h"
+#include "common/http.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "gpuworker/serve/serve.h"
@@ -160,6 +161,22 @@ static void name_model(daemon_t *daemon)
     }
 }
 
+static as_status_t fail_listen(const daemon_t *daemon, as_status_t status)
+{
+    fprintf(stderr, "assay-gpuworker: cannot listen on --listen %s: %s; %s\n",
+            daemon->config->listen, as_status_str(status),
+            status == AS_ERR_INVALID ? "give HOST:PORT of this machine" : "is the port taken?");
+    return status;
+}
+
+// The port is opened once there is something to answer with; loading a large model takes minutes,
+// too long to learn then that the port is taken.
+static as_status_t check_listen(const daemon_t *daemon)
+{
+    as_status_t status = as_http_check_address(daemon->config->listen);
+    return status == AS_OK ? AS_OK : fail_listen(daemon, status);
+}
+
 static as_status_t make_face(daemon_t *daemon)
 {
     name_model(daemon);
@@ -175,9 +192,7 @@ static as_status_t make_face(daemon_t *daemon)
     };
     as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
     if (status != AS_OK) {
-        fprintf(stderr, "assay-gpuworker: cannot listen on --listen %s: %s; is the port taken?\n",
-                daemon->config->listen, as_status_str(status));
-        return status;
+        return fail_listen(daemon, status);
     }
     status = make_worker(daemon, gpw_serve_address(daemon->serve));
     if (status != AS_OK) {
@@ -272,7 +287,10 @@ static void *engine_main(void *ctx)
 
 static as_status_t start(daemon_t *daemon)
 {
-    as_status_t status = load_model(daemon);
+    as_status_t status = check_listen(daemon);
+    if (status == AS_OK) {
+        status = load_model(daemon);
+    }
     if (status == AS_OK) {
         status = as_loop_alloc_uv(&daemon->io);
     }

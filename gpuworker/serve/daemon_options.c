@@ -8,6 +8,7 @@
 #include "common/http.h"
 #include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/daemon.h"
+#include "gpuworker/serve/text.h"
 #include "gpuworker/worker.h"
 
 static gpw_daemon_config_t config;
@@ -94,6 +95,16 @@ static int refuse(const char *option, const char *value, const char *accepted)
     return 2;
 }
 
+// Names go into JSON.
+static bool is_utf8(const char *option, const char *value)
+{
+    if (!value || gpw_utf8_valid(value, strlen(value))) {
+        return true;
+    }
+    fprintf(stderr, "assay-gpuworker: --%s is not valid UTF-8: give it in that encoding\n", option);
+    return false;
+}
+
 // Checks what the table cannot. Returns an exit code.
 static int check(void)
 {
@@ -102,6 +113,9 @@ static int check(void)
     }
     if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
         return refuse("compressor", config.compressor, gpw_compressor_list());
+    }
+    if (!is_utf8("name", config.name) || !is_utf8("model-name", config.model_name)) {
+        return 2;
     }
     if (config.block_tokens % 16 != 0) {
         fprintf(stderr, "assay-gpuworker: --block-tokens must be a multiple of 16\n");

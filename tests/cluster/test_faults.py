@@ -183,3 +183,13 @@ def test_no_process_is_left_behind(tmp_path):
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_store_smaller_than_a_block_is_told_once_and_changes_no_answer(tmp_path, prompt, reference):
+    with Cluster(tmp_path, worker_options=DEADLINES, store_options=["--ram=1MiB"]) as small:
+        says = "a store is smaller than a block"
+        first = ask(small.url(), prompt)
+        wait_until(lambda: says in small.workers[0].log_text(), 30, "the worker warns")
+        again = ask(small.url(), prompt)
+        assert first.bits == again.bits == reference[24] and again.cached == 0
+        assert small.workers[0].log_text().count(says) == 1

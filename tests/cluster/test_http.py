@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """curl and raw HTTP: malformed requests, limits, leaving clients, shutdown."""
 import json
+import os
 import re
 import select
 import signal
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from harness import Cluster, Stream, post, wait_until
+from harness import BIN, MODEL, Cluster, Stream, post, wait_until
 
 MALFORMED = [  # path, body, code, param, a part of the message
     ("completions", "", 400, None, "empty"),
@@ -216,6 +217,27 @@ def test_a_worker_ends_well_while_prompts_are_tokenized(tmp_path):
         assert running.workers[0].child.wait(30) == 0
         for stream in streams:
             stream.close()
+
+
+def refused_start(*options):
+    """Exit code and messages of a worker that must not come to serve."""
+    command = [os.path.join(BIN, "assay-gpuworker"), f"--model={MODEL}", *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
+    assert not done.stdout, "it says that it is ready"
+    return done.returncode, done.stderr.decode(errors="replace")
+
+
+def test_a_taken_port_is_refused_before_the_model_is_loaded(cluster):
+    taken = cluster.workers[0].address["http"]
+    code, says = refused_start(f"--listen={taken}", "--context=2048")
+    assert code == 1 and f"cannot listen on --listen {taken}" in says and "is the port taken?" in says
+    assert "loading model" not in says
+
+
+@pytest.mark.parametrize("option", ["--name", "--model-name"])
+def test_a_name_that_is_not_utf8_is_refused(option):
+    code, says = refused_start(os.fsencode(option) + b"=w\xff", "--listen=127.0.0.1:0")
+    assert code == 2 and f"{option} is not valid UTF-8" in says and "loading model" not in says
 
 
 @pytest.fixture()

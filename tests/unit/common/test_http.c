@@ -341,14 +341,17 @@ static void an_address_that_cannot_be_used_is_refused(void **state)
     as_http_options_t options = server_options(as_http_address(http), 4);
     as_http_t *second = NULL;
     assert_int_equal(as_http_alloc(loop, &options, &second), AS_ERR_IO); // taken
+    assert_int_equal(as_http_check_address(options.address), AS_ERR_IO);
+    assert_int_equal(as_http_check_address("127.0.0.1:0"), AS_OK);
     static const char *const bad[] = {
         "", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "::1:80"};
     unsigned long errors = as_log_count(AS_LOG_ERROR);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         options.address = bad[i];
         assert_int_equal(as_http_alloc(loop, &options, &second), AS_ERR_INVALID);
+        assert_int_equal(as_http_check_address(bad[i]), AS_ERR_INVALID);
     }
-    assert_int_equal(as_log_count(AS_LOG_ERROR), errors + sizeof(bad) / sizeof(bad[0]));
+    assert_int_equal(as_log_count(AS_LOG_ERROR), errors + 2 * sizeof(bad) / sizeof(bad[0]));
     assert_null(second);
     as_loop_t *sim;
     assert_int_equal(as_loop_alloc_sim(&sim), AS_OK);
