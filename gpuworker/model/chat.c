@@ -6,6 +6,9 @@
 // (default system prompt, spacing, trimming, where the system prompt goes) is read from the
 // template's text. Families: ChatML (SmolLM2, Qwen2, Qwen2.5, Qwen3), Llama 3, Llama 2, Mistral
 // (v1, v3, v3 tekken, v7).
+//
+// A prompt is rendered as segments: what the template says (`put`) and what a message says
+// (`put_content`), so that only the template's control tokens are parsed.
 #include <string.h>
 
 #include "common/mem.h"
@@ -31,27 +34,50 @@ typedef struct chat {
     const char *template;
     const gpw_chat_message_t *messages;
     size_t count;
-    char *prompt;
-    size_t bytes, bytes_max;
+    gpw_prompt_t prompt;
+    size_t bytes, bytes_max, segments_max;
     bool out_of_memory;
 } chat_t;
 
 // ---- Text
 // ----------------------------------------------------------------------------------------
 
-static void put_span(chat_t *chat, span_t span)
+static bool make_room(chat_t *chat, size_t bytes)
 {
-    if (chat->bytes_max - chat->bytes <= span.bytes && !chat->out_of_memory) {
-        size_t wanted = 2 * chat->bytes_max + span.bytes + 256;
-        char *grown = as_mem_realloc(chat->prompt, wanted);
+    gpw_prompt_t *prompt = &chat->prompt;
+    if (chat->bytes_max - chat->bytes <= bytes && !chat->out_of_memory) {
+        size_t wanted = 2 * chat->bytes_max + bytes + 256;
+        char *grown = as_mem_realloc(prompt->text, wanted);
         chat->out_of_memory = grown == NULL;
-        chat->prompt = grown ? grown : chat->prompt;
+        prompt->text = grown ? grown : prompt->text;
         chat->bytes_max = grown ? wanted : chat->bytes_max;
     }
-    if (!chat->out_of_memory) {
-        memcpy(chat->prompt + chat->bytes, span.text, span.bytes);
-        chat->bytes += span.bytes;
-        chat->prompt[chat->bytes] = '\0';
+    if (prompt->segment_count == chat->segments_max && !chat->out_of_memory) {
+        size_t wanted = 2 * chat->segments_max + 8;
+        gpw_prompt_segment_t *grown =
+            as_mem_realloc(prompt->segments, wanted * sizeof(*prompt->segments));
+        chat->out_of_memory = grown == NULL;
+        prompt->segments = grown ? grown : prompt->segments;
+        chat->segments_max = grown ? wanted : chat->segments_max;
+    }
+    return !chat->out_of_memory;
+}
+
+// Neighbours by one author are one segment, so that a control token may be put in parts.
+static void put_span(chat_t *chat, span_t span, bool content)
+{
+    gpw_prompt_t *prompt = &chat->prompt;
+    if (!make_room(chat, span.bytes)) {
+        return;
+    }
+    memcpy(prompt->text + chat->bytes, span.text, span.bytes);
+    chat->bytes += span.bytes;
+    prompt->text[chat->bytes] = '\0';
+    size_t count = prompt->segment_count;
+    if (span.bytes > 0 && count > 0 && prompt->segments[count - 1].content == content) {
+        prompt->segments[count - 1].bytes += span.bytes;
+    } else if (span.bytes > 0) {
+        prompt->segments[prompt->segment_count++] = (gpw_prompt_segment_t){span.bytes, content};
     }
 }
 
@@ -62,7 +88,12 @@ static span_t span_of(const char *text)
 
 static void put(chat_t *chat, const char *text)
 {
-    put_span(chat, span_of(text));
+    put_span(chat, span_of(text), false);
+}
+
+static void put_content(chat_t *chat, span_t content)
+{
+    put_span(chat, content, true);
 }
 
 static bool is_space(char c)
@@ -152,8 +183,9 @@ static void put_token(chat_t *chat, int32_t token)
 {
     if (token >= 0) {
         uint32_t start = chat->tokenizer->start[token];
-        put_span(chat, (span_t){chat->tokenizer->text + start,
-                                chat->tokenizer->start[token + 1] - start});
+        put_span(chat,
+                 (span_t){chat->tokenizer->text + start, chat->tokenizer->start[token + 1] - start},
+                 false);
     }
 }
 
@@ -214,12 +246,12 @@ static span_t default_system(const chat_t *chat)
     return (span_t){"", 0};
 }
 
-static void put_turn(chat_t *chat, const char *role, span_t content)
+static void put_turn(chat_t *chat, const char *role, span_t text, bool content)
 {
     put(chat, "<|im_start|>");
     put(chat, role);
     put(chat, "\n");
-    put_span(chat, content);
+    put_span(chat, text, content);
     put(chat, "<|im_end|>\n");
 }
 
@@ -265,11 +297,11 @@ static void put_reasoned_turn(chat_t *chat, size_t index, size_t last_question)
     put(chat, "<|im_start|>assistant\n");
     if (shown) {
         put(chat, "<think>\n");
-        put_span(chat, trim_lines(thought, true, true));
+        put_content(chat, trim_lines(thought, true, true));
         put(chat, "\n</think>\n\n");
         content = trim_lines(content, true, false);
     }
-    put_span(chat, content);
+    put_content(chat, content);
     put(chat, "<|im_end|>\n");
 }
 
@@ -296,13 +328,13 @@ static as_status_t render_chatml(chat_t *chat)
     span_t system = default_system(chat);
     bool reasons = template_has(chat, "last_query_index");
     if (role_of(chat, 0) != SYSTEM && system.bytes > 0) {
-        put_turn(chat, "system", system);
+        put_turn(chat, "system", system, false);
     }
     for (size_t i = 0; i < chat->count; i++) {
         if (reasons && role_of(chat, i) == ASSISTANT) {
             put_reasoned_turn(chat, i, last_question(chat));
         } else {
-            put_turn(chat, chat->messages[i].role, content_of(chat, i));
+            put_turn(chat, chat->messages[i].role, content_of(chat, i), true);
         }
     }
     put(chat, "<|im_start|>assistant\n");
@@ -330,14 +362,14 @@ static as_status_t render_llama3(chat_t *chat)
         put_header(chat, "system");
         put(chat, LLAMA3_DATES);
         if (role_of(chat, 0) == SYSTEM) {
-            put_span(chat, trim(content_of(chat, 0)));
+            put_content(chat, trim(content_of(chat, 0)));
             first = 1;
         }
         put(chat, "<|eot_id|>");
     }
     for (size_t i = first; i < chat->count; i++) {
         put_header(chat, chat->messages[i].role);
-        put_span(chat, trim(content_of(chat, i)));
+        put_content(chat, trim(content_of(chat, i)));
         put(chat, "<|eot_id|>");
     }
     put_header(chat, "assistant");
@@ -354,19 +386,17 @@ static void put_llama2_question(chat_t *chat, size_t index, size_t first)
     put(chat, "[INST] ");
     if (index == first && first == 1) {
         put(chat, "<<SYS>>\n");
-        put_span(chat, content_of(chat, 0));
-        put(chat, "\n<</SYS>>\n\n");
+        put_content(chat, content_of(chat, 0));
+        put(chat, "\n<</SYS>>");
         while (content.bytes > 0 && is_space(content.text[content.bytes - 1])) {
             content.bytes--;
         }
         // Trimming the whole of an empty question would eat the line ends before it.
-        while (content.bytes == 0 && chat->bytes > 0 && is_space(chat->prompt[chat->bytes - 1])) {
-            chat->bytes--;
-        }
+        put(chat, content.bytes > 0 ? "\n\n" : "");
     } else {
         content = trim(content);
     }
-    put_span(chat, content);
+    put_content(chat, content);
     put(chat, " [/INST]");
 }
 
@@ -385,7 +415,7 @@ static as_status_t render_llama2(chat_t *chat)
             put_llama2_question(chat, i, first);
         } else {
             put(chat, " ");
-            put_span(chat, trim(content_of(chat, i)));
+            put_content(chat, trim(content_of(chat, i)));
             put(chat, " ");
             put_token(chat, chat->tokenizer->eos);
         }
@@ -435,16 +465,16 @@ static as_status_t render_mistral(chat_t *chat)
         if (role_of(chat, i) == ASSISTANT) {
             span_t answer = content_of(chat, i);
             put(chat, form.answer);
-            put_span(chat, form.trims_answers ? trim(answer) : answer);
+            put_content(chat, form.trims_answers ? trim(answer) : answer);
             put_token(chat, chat->tokenizer->eos);
             continue;
         }
         put(chat, form.open);
         if (first == 1 && i == holder) {
-            put_span(chat, content_of(chat, 0));
+            put_content(chat, content_of(chat, 0));
             put(chat, "\n\n");
         }
-        put_span(chat, content_of(chat, i));
+        put_content(chat, content_of(chat, i));
         put(chat, form.close);
     }
     return AS_OK;
@@ -461,7 +491,7 @@ static as_status_t render_mistral_v7(chat_t *chat)
     for (size_t i = 0; i < chat->count; i++) {
         role_t role = role_of(chat, i);
         put(chat, role == SYSTEM ? open : role == USER ? form.open : form.answer);
-        put_span(chat, content_of(chat, i));
+        put_content(chat, content_of(chat, i));
         if (role == ASSISTANT) {
             put_token(chat, chat->tokenizer->eos);
         } else {
@@ -487,7 +517,7 @@ static const struct {
 };
 
 as_status_t gpw_tokenizer_chat(const gpw_tokenizer_t *tokenizer, const gpw_chat_message_t *messages,
-                               size_t count, char **prompt_p)
+                               size_t count, gpw_prompt_t *prompt)
 {
     chat_t chat = {.tokenizer = tokenizer,
                    .template = tokenizer->chat_template ? tokenizer->chat_template : "",
@@ -508,9 +538,16 @@ as_status_t gpw_tokenizer_chat(const gpw_tokenizer_t *tokenizer, const gpw_chat_
         status = AS_ERR_NO_MEMORY;
     }
     if (status != AS_OK) {
-        as_mem_free(chat.prompt);
+        gpw_prompt_fini(&chat.prompt);
         return status;
     }
-    *prompt_p = chat.prompt;
+    *prompt = chat.prompt;
     return AS_OK;
+}
+
+void gpw_prompt_fini(gpw_prompt_t *prompt)
+{
+    as_mem_free(prompt->text);
+    as_mem_free(prompt->segments);
+    *prompt = (gpw_prompt_t){0};
 }

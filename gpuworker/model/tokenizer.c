@@ -3,8 +3,9 @@
 // decoding.
 //
 // At each place the longest special token that fits wins. User-defined tokens are always found;
-// control tokens only when the caller says that the text may hold them, so that a user's text
-// cannot forge the turns of a conversation.
+// control tokens only in text that is a template's own, so that a user's text cannot forge the
+// turns of a conversation. Control tokens are found first: a user-defined token that begins in a
+// message cannot swallow one of the template.
 #include "gpuworker/model/tokenizer.h"
 
 #include <stdio.h>
@@ -95,6 +96,11 @@ as_status_t gpw_token_list_add(gpw_token_list_t *list, int32_t token)
     return AS_OK;
 }
 
+static size_t token_bytes(const gpw_tokenizer_t *tokenizer, int32_t token)
+{
+    return tokenizer->start[token + 1] - tokenizer->start[token];
+}
+
 // The longest special token that `text` begins with, or -1.
 static int32_t special_at(const gpw_tokenizer_t *tokenizer, const char *text, size_t bytes,
                           bool control)
@@ -104,22 +110,53 @@ static int32_t special_at(const gpw_tokenizer_t *tokenizer, const char *text, si
     }
     for (uint32_t i = 0; i < tokenizer->special_count; i++) {
         int32_t token = tokenizer->special[i];
-        uint32_t start = tokenizer->start[token];
-        size_t length = tokenizer->start[token + 1] - start;
+        size_t length = token_bytes(tokenizer, token);
         bool wanted = control || tokenizer->type[token] == GPW_TOKEN_USER_DEFINED;
-        if (wanted && length <= bytes && memcmp(tokenizer->text + start, text, length) == 0) {
+        if (wanted && length <= bytes &&
+            memcmp(tokenizer->text + tokenizer->start[token], text, length) == 0) {
             return token;
         }
     }
     return -1;
 }
 
-// Bytes of `text` before the next special token, which is *token_p (-1: none, all of it).
+// Reads the control tokens of a prompt's template text, in order.
+typedef struct reader {
+    const gpw_tokenizer_t *tokenizer;
+    const char *text;
+    const gpw_prompt_segment_t *segments;
+    size_t segment_count;
+    size_t segment, segment_start, at; // segment: the one that holds `at`
+} reader_t;
+
+// The next control token, and where it begins; -1: none, and where the prompt ends. A user-defined
+// token that the template spells hides what is inside it.
+static int32_t next_control(reader_t *reader, size_t *start_p)
+{
+    for (; reader->segment < reader->segment_count; reader->segment++) {
+        const gpw_prompt_segment_t *segment = &reader->segments[reader->segment];
+        size_t end = reader->segment_start + segment->bytes;
+        while (!segment->content && reader->at < end) {
+            size_t at = reader->at;
+            int32_t token = special_at(reader->tokenizer, reader->text + at, end - at, true);
+            reader->at += token < 0 ? 1 : token_bytes(reader->tokenizer, token);
+            if (token >= 0 && reader->tokenizer->type[token] != GPW_TOKEN_USER_DEFINED) {
+                *start_p = at;
+                return token;
+            }
+        }
+        reader->segment_start = reader->at = end;
+    }
+    *start_p = reader->at;
+    return -1;
+}
+
+// Bytes of `text` before the next user-defined token, which is *token_p (-1: none, all of it).
 static size_t plain_bytes(const gpw_tokenizer_t *tokenizer, const char *text, size_t bytes,
-                          bool control, int32_t *token_p)
+                          int32_t *token_p)
 {
     for (size_t at = 0; at < bytes; at++) {
-        *token_p = special_at(tokenizer, text + at, bytes - at, control);
+        *token_p = special_at(tokenizer, text + at, bytes - at, false);
         if (*token_p >= 0) {
             return at;
         }
@@ -128,37 +165,75 @@ static size_t plain_bytes(const gpw_tokenizer_t *tokenizer, const char *text, si
     return bytes;
 }
 
+// Text between two control tokens.
+static as_status_t encode_between(const gpw_tokenizer_t *tokenizer, const char *text,
+                                  size_t text_bytes, gpw_token_list_t *list)
+{
+    as_status_t status = AS_OK;
+    for (size_t at = 0; at < text_bytes && status == AS_OK;) {
+        int32_t special;
+        size_t bytes = plain_bytes(tokenizer, text + at, text_bytes - at, &special);
+        if (bytes > 0 && tokenizer->spm) { // always after a special token, or at the beginning
+            status = gpw_spm_encode(tokenizer, text + at, bytes, tokenizer->add_space_prefix, list);
+        } else if (bytes > 0) {
+            status = gpw_bpe_encode(tokenizer, text + at, bytes, list);
+        }
+        at += bytes;
+        if (status == AS_OK && special >= 0) {
+            status = gpw_token_list_add(list, special);
+            at += token_bytes(tokenizer, special);
+        }
+    }
+    return status;
+}
+
+static as_status_t encode_segments(reader_t reader, bool add_bos, gpw_token_list_t *list)
+{
+    const gpw_tokenizer_t *tokenizer = reader.tokenizer;
+    as_status_t status = AS_OK;
+    size_t start, from = 0;
+    int32_t control = next_control(&reader, &start);
+    bool has_bos = control >= 0 && control == tokenizer->bos && start == 0;
+    if (add_bos && tokenizer->add_bos && tokenizer->bos >= 0 && !has_bos) {
+        status = gpw_token_list_add(list, tokenizer->bos);
+    }
+    while (status == AS_OK) {
+        status = encode_between(tokenizer, reader.text + from, start - from, list);
+        if (control < 0 || status != AS_OK) {
+            break;
+        }
+        status = gpw_token_list_add(list, control);
+        from = start + token_bytes(tokenizer, control);
+        control = next_control(&reader, &start);
+    }
+    return status;
+}
+
 as_status_t gpw_tokenizer_encode(const gpw_tokenizer_t *tokenizer, const char *text,
                                  size_t text_bytes, gpw_encode_options_t options, int32_t *tokens,
                                  size_t tokens_max, size_t *count_p)
 {
     gpw_token_list_t list = {.tokens = tokens, .max = tokens_max};
-    as_status_t status = AS_OK;
-    bool wants_bos = options.add_bos && tokenizer->add_bos && tokenizer->bos >= 0;
-    bool has_bos = options.parse_special && text_bytes > 0 &&
-                   special_at(tokenizer, text, text_bytes, true) == tokenizer->bos;
-    if (wants_bos && !has_bos) {
-        status = gpw_token_list_add(&list, tokenizer->bos);
+    gpw_prompt_segment_t whole = {.bytes = text_bytes, .content = !options.parse_special};
+    reader_t reader = {
+        .tokenizer = tokenizer, .text = text, .segments = &whole, .segment_count = 1};
+    as_status_t status = encode_segments(reader, options.add_bos, &list);
+    if (status == AS_OK) {
+        *count_p = list.count;
     }
-    bool after_special = true; // so is the beginning
-    for (size_t at = 0; at < text_bytes && status == AS_OK;) {
-        int32_t special;
-        size_t bytes =
-            plain_bytes(tokenizer, text + at, text_bytes - at, options.parse_special, &special);
-        if (bytes > 0 && tokenizer->spm) {
-            bool space = tokenizer->add_space_prefix && after_special;
-            status = gpw_spm_encode(tokenizer, text + at, bytes, space, &list);
-        } else if (bytes > 0) {
-            status = gpw_bpe_encode(tokenizer, text + at, bytes, &list);
-        }
-        at += bytes;
-        after_special = false;
-        if (status == AS_OK && special >= 0) {
-            status = gpw_token_list_add(&list, special);
-            at += tokenizer->start[special + 1] - tokenizer->start[special];
-            after_special = true;
-        }
-    }
+    return status;
+}
+
+as_status_t gpw_tokenizer_encode_prompt(const gpw_tokenizer_t *tokenizer,
+                                        const gpw_prompt_t *prompt, int32_t *tokens,
+                                        size_t tokens_max, size_t *count_p)
+{
+    gpw_token_list_t list = {.tokens = tokens, .max = tokens_max};
+    reader_t reader = {.tokenizer = tokenizer,
+                       .text = prompt->text,
+                       .segments = prompt->segments,
+                       .segment_count = prompt->segment_count};
+    as_status_t status = encode_segments(reader, true, &list);
     if (status == AS_OK) {
         *count_p = list.count;
     }
@@ -179,9 +254,9 @@ size_t gpw_tokenizer_decode(const gpw_tokenizer_t *tokenizer, int32_t token, boo
     if (!special && (type == GPW_TOKEN_CONTROL || type == GPW_TOKEN_UNKNOWN)) {
         return 0;
     }
-    uint32_t start = tokenizer->start[token];
-    size_t bytes = tokenizer->start[token + 1] - start;
-    memcpy(text, tokenizer->text + start, bytes < text_bytes_max ? bytes : text_bytes_max);
+    size_t bytes = token_bytes(tokenizer, token);
+    memcpy(text, tokenizer->text + tokenizer->start[token],
+           bytes < text_bytes_max ? bytes : text_bytes_max);
     return bytes;
 }
 

@@ -21,8 +21,8 @@ void gpw_tokenizer_free(gpw_tokenizer_t *tokenizer);
 typedef struct gpw_encode_options {
     bool add_bos; // as the model's own setting says, if it wants one; never a second one before a
                   // parsed BOS
-    bool parse_special; // text such as "<|im_start|>" becomes its control token (chat templates
-                        // only)
+    bool parse_special; // text such as "<|im_start|>" becomes its control token: only for text that
+                        // no user wrote
 } gpw_encode_options_t;
 
 // Tokens of `text`. Writes at most tokens_max and AS_ERR_LIMIT beyond; count_p gets the count. Any
@@ -47,10 +47,27 @@ typedef struct gpw_chat_message {
     const char *role;
     const char *content;
 } gpw_chat_message_t;
-// The prompt text of a conversation by the model's chat template, with the assistant's turn opened;
-// as_mem_free it. Encode it with parse_special. AS_ERR_UNSUPPORTED when the template is of no known
-// family; AS_ERR_INVALID for an unknown role, or an order of roles that the template forbids.
+// A run of a prompt's bytes by one author.
+typedef struct gpw_prompt_segment {
+    size_t bytes;
+    bool content; // from a message; else the template's own
+} gpw_prompt_segment_t;
+typedef struct gpw_prompt {
+    char *text;                     // ends with a NUL
+    gpw_prompt_segment_t *segments; // in order, all of the text
+    size_t segment_count;
+} gpw_prompt_t;
+// The prompt of a conversation by the model's chat template, with the assistant's turn opened;
+// gpw_prompt_fini it. AS_ERR_UNSUPPORTED when the template is of no known family; AS_ERR_INVALID
+// for an unknown role, or an order of roles that the template forbids; *prompt is then unchanged.
 as_status_t gpw_tokenizer_chat(const gpw_tokenizer_t *tokenizer, const gpw_chat_message_t *messages,
-                               size_t count, char **prompt_p) AS_MUST_USE;
+                               size_t count, gpw_prompt_t *prompt) AS_MUST_USE;
+void gpw_prompt_fini(gpw_prompt_t *prompt);
+// Tokens of a prompt, with a BOS as the model wants it. A control token is parsed only where the
+// template spells all of it, so no message can forge one. What is between two control tokens is
+// encoded as one text, whoever wrote it. Otherwise as gpw_tokenizer_encode.
+as_status_t gpw_tokenizer_encode_prompt(const gpw_tokenizer_t *tokenizer,
+                                        const gpw_prompt_t *prompt, int32_t *tokens,
+                                        size_t tokens_max, size_t *count_p) AS_MUST_USE;
 
 #endif

@@ -220,6 +220,55 @@ static as_status_t load_types(loader_t *loader)
     return AS_OK;
 }
 
+// What a file may leave unsaid, or call user-defined, is known by its text. A mark of turns that is
+// user-defined would be found in every text, also in a message.
+static void load_mark(gpw_tokenizer_t *tokenizer, int32_t token)
+{
+    static const char *const ends[] = {"<|im_end|>",      "<|endoftext|>",   "<|eot_id|>",
+                                       "<|eom_id|>",      "<|end_of_text|>", "<|end|>",
+                                       "<|end_of_turn|>", "<end_of_turn>",   "</s>"};
+    static const char *const others[] = {
+        "<s>",    "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
+        "[INST]", "[/INST]",      "[SYSTEM_PROMPT]",   "[/SYSTEM_PROMPT]"};
+    uint8_t *type = &tokenizer->type[token];
+    if (*type < GPW_TOKEN_UNKNOWN || *type > GPW_TOKEN_USER_DEFINED) {
+        return;
+    }
+    bool mark = tokenizer->end[token];
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        mark |= text_is(tokenizer, token, ends[i], strlen(ends[i]));
+    }
+    tokenizer->end[token] = mark;
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        mark |= text_is(tokenizer, token, others[i], strlen(others[i]));
+    }
+    if (mark && *type == GPW_TOKEN_USER_DEFINED) {
+        *type = GPW_TOKEN_CONTROL;
+    }
+}
+
+static void mark_end(gpw_tokenizer_t *tokenizer, const gpw_gguf_t *gguf, const char *key)
+{
+    uint32_t token;
+    if (gpw_gguf_u32(gguf, key, &token) && token < tokenizer->count) {
+        tokenizer->end[token] = true;
+    }
+}
+
+// The end tokens that the file names; load_mark finds the rest.
+static as_status_t load_ends(loader_t *loader)
+{
+    gpw_tokenizer_t *tokenizer = loader->tokenizer;
+    tokenizer->end = as_mem_zalloc(tokenizer->count, sizeof(bool));
+    if (!tokenizer->end) {
+        return fail(loader, AS_ERR_NO_MEMORY, "out of memory");
+    }
+    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eos_token_id");
+    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eot_token_id");
+    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eom_token_id");
+    return AS_OK;
+}
+
 static size_t decode_text(const loader_t *loader, uint32_t token, gpw_gguf_string_t text, char *out)
 {
     const gpw_tokenizer_t *tokenizer = loader->tokenizer;
@@ -271,6 +320,7 @@ static as_status_t load_texts(loader_t *loader, const gpw_gguf_entry_t *tokens)
         tokenizer->start[i + 1] = at + length;
         tokenizer->token_bytes_max =
             length > tokenizer->token_bytes_max ? length : tokenizer->token_bytes_max;
+        load_mark(tokenizer, (int32_t)i);
         bool user = tokenizer->spm && tokenizer->type[i] == GPW_TOKEN_USER_DEFINED;
         if (plain(tokenizer->type[i]) || user) {
             hash_token(tokenizer, (int32_t)i);
@@ -366,8 +416,7 @@ static as_status_t load_special(loader_t *loader)
         count += type >= GPW_TOKEN_UNKNOWN && type <= GPW_TOKEN_USER_DEFINED;
     }
     tokenizer->special = as_mem_zalloc(count, sizeof(int32_t));
-    tokenizer->end = as_mem_zalloc(tokenizer->count, sizeof(bool));
-    if (!tokenizer->special || !tokenizer->end) {
+    if (!tokenizer->special) {
         return fail(loader, AS_ERR_NO_MEMORY, "out of memory");
     }
     for (uint32_t i = 0; i < tokenizer->count; i++) {
@@ -382,34 +431,6 @@ static as_status_t load_special(loader_t *loader)
     qsort_r(tokenizer->special, tokenizer->special_count, sizeof(int32_t), compare_special,
             tokenizer);
     return AS_OK;
-}
-
-static void mark_end(gpw_tokenizer_t *tokenizer, const gpw_gguf_t *gguf, const char *key)
-{
-    uint32_t token;
-    if (gpw_gguf_u32(gguf, key, &token) && token < tokenizer->count) {
-        tokenizer->end[token] = true;
-    }
-}
-
-// The file names its end tokens only in part; the rest are known by their texts.
-static void load_ends(loader_t *loader)
-{
-    static const char *const texts[] = {"<|im_end|>",      "<|endoftext|>",   "<|eot_id|>",
-                                        "<|eom_id|>",      "<|end_of_text|>", "<|end|>",
-                                        "<|end_of_turn|>", "<end_of_turn>",   "</s>"};
-    gpw_tokenizer_t *tokenizer = loader->tokenizer;
-    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eos_token_id");
-    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eot_token_id");
-    mark_end(tokenizer, loader->gguf, "tokenizer.ggml.eom_token_id");
-    for (uint32_t i = 0; i < tokenizer->special_count; i++) {
-        int32_t token = tokenizer->special[i];
-        for (size_t j = 0; j < sizeof(texts) / sizeof(texts[0]); j++) {
-            if (text_is(tokenizer, token, texts[j], strlen(texts[j]))) {
-                tokenizer->end[token] = true;
-            }
-        }
-    }
 }
 
 static int32_t read_token(const loader_t *loader, const char *key)
@@ -452,6 +473,9 @@ as_status_t gpw_tokenizer_load_tables(gpw_tokenizer_t *tokenizer, const gpw_gguf
     tokenizer->count = (uint32_t)tokens->count;
     as_status_t status = load_types(&loader);
     if (status == AS_OK) {
+        status = load_ends(&loader);
+    }
+    if (status == AS_OK) {
         status = load_texts(&loader, tokens);
     }
     if (status == AS_OK && !tokenizer->spm) {
@@ -461,7 +485,6 @@ as_status_t gpw_tokenizer_load_tables(gpw_tokenizer_t *tokenizer, const gpw_gguf
         status = load_special(&loader);
     }
     if (status == AS_OK) {
-        load_ends(&loader);
         status = load_settings(&loader);
     }
     return status;

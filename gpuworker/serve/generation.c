@@ -50,7 +50,7 @@ void gpw_generation_free(gpw_generation_t *generation)
         as_loop_unpost(serve->options.loop, &generation->tokenizing.done);
     }
     as_mem_free(generation->tokenizing.tokens);
-    as_mem_free(generation->conversation);
+    gpw_prompt_fini(&generation->conversation);
     gpw_api_request_fini(&generation->request);
     if (generation->previous) {
         generation->previous->next = generation->next;
@@ -499,14 +499,15 @@ static bool tokenize(gpw_generation_t *generation)
     if (chat && !render(generation)) {
         return false;
     }
-    job->text = chat ? generation->conversation : generation->request.prompt;
+    job->conversation = chat ? &generation->conversation : NULL;
+    job->text = chat ? generation->conversation.text : generation->request.prompt;
     job->text_bytes = strlen(job->text);
     // A text of megabytes costs seconds; what cannot fit is not worth them.
     if (job->text_bytes >
         gpw_tokenizer_text_bytes_max(serve->options.model->tokenizer, context_max)) {
         return refuse_prompt(generation, AS_ERR_LIMIT);
     }
-    job->options = (gpw_encode_options_t){.add_bos = true, .parse_special = chat};
+    job->options = (gpw_encode_options_t){.add_bos = true};
     job->tokens = as_mem_alloc((size_t)context_max * sizeof(*job->tokens));
     job->tokens_max = context_max;
     job->done = (as_task_t){.fn = on_tokenized, .ctx = generation};

@@ -51,8 +51,8 @@ struct gpw_generation {
     as_http_request_t *http; // NULL: answered, or the client has left
     gpw_api_request_t request;
     gpw_tokenize_job_t tokenizing;
-    bool is_tokenizing; // `done` is to come
-    char *conversation; // the text that is tokenized, of a chat
+    bool is_tokenizing;        // `done` is to come
+    gpw_prompt_t conversation; // what is tokenized, of a chat
     char id[40];
     int64_t created_s;
     bool streaming; // 200 and the first chunk are out

@@ -18,6 +18,11 @@ struct gpw_tokenize {
 static void encode(const gpw_tokenize_t *tokenize, gpw_tokenize_job_t *job)
 {
     job->token_count = 0;
+    if (job->conversation) {
+        job->status = gpw_tokenizer_encode_prompt(tokenize->tokenizer, job->conversation,
+                                                  job->tokens, job->tokens_max, &job->token_count);
+        return;
+    }
     job->status =
         gpw_tokenizer_encode(tokenize->tokenizer, job->text, job->text_bytes, job->options,
                              job->tokens, job->tokens_max, &job->token_count);

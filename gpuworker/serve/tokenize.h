@@ -17,11 +17,12 @@ typedef struct gpw_tokenize gpw_tokenize_t;
 typedef struct gpw_tokenize_job {
     const char *text;
     size_t text_bytes;
+    const gpw_prompt_t *conversation; // whose text that is; NULL: a raw prompt, encoded by options
     gpw_encode_options_t options;
     int32_t *tokens;
     size_t tokens_max;
     as_task_t done; // fn and ctx; posted to the loop
-    // The outcome: of gpw_tokenizer_encode.
+    // The outcome: of gpw_tokenizer_encode or gpw_tokenizer_encode_prompt.
     as_status_t status;
     size_t token_count;
     struct gpw_tokenize_job *next;

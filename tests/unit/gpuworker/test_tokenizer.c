@@ -48,15 +48,34 @@ static gpw_tokenizer_t *open_real(void)
     return open_path(path);
 }
 
-static json_t *load_golden(void)
+static json_t *load_file(const char *name)
 {
     char path[512];
     json_error_t error;
-    json_t *golden = json_load_file(fixture_golden("tokenizer.json", path), JSON_ALLOW_NUL, &error);
+    json_t *golden = json_load_file(fixture_golden(name, path), JSON_ALLOW_NUL, &error);
     if (!golden) {
         fail_msg("%s: %s", path, error.text);
     }
     return golden;
+}
+
+static json_t *load_golden(void)
+{
+    return load_file("tokenizer.json");
+}
+
+static void compare(const int32_t *tokens, size_t count, const json_t *expected, const char *name,
+                    const char *text)
+{
+    for (size_t i = 0; i < count || i < json_array_size(expected); i++) {
+        json_int_t wanted =
+            i < json_array_size(expected) ? json_integer_value(json_array_get(expected, i)) : -1;
+        json_int_t token = i < count ? tokens[i] : -1;
+        if (wanted != token) {
+            fail_msg("%s, \"%s\": token %zu is %d, expected %d", name, text, i, (int)token,
+                     (int)wanted);
+        }
+    }
 }
 
 static void check_tokens(const gpw_tokenizer_t *tokenizer, const char *name, const json_t *text,
@@ -68,15 +87,7 @@ static void check_tokens(const gpw_tokenizer_t *tokenizer, const char *name, con
         gpw_tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), options,
                              tokens, TOKENS_MAX, &count);
     assert_int_equal(status, AS_OK);
-    for (size_t i = 0; i < count || i < json_array_size(expected); i++) {
-        json_int_t wanted =
-            i < json_array_size(expected) ? json_integer_value(json_array_get(expected, i)) : -1;
-        json_int_t token = i < count ? tokens[i] : -1;
-        if (wanted != token) {
-            fail_msg("%s, \"%s\": token %zu is %d, expected %d", name, json_string_value(text), i,
-                     (int)token, (int)wanted);
-        }
-    }
+    compare(tokens, count, expected, name, json_string_value(text));
 }
 
 static void check_vocabulary(const gpw_tokenizer_t *tokenizer, const json_t *golden,
@@ -130,6 +141,38 @@ static void parses_control_tokens_only_when_asked(void **state)
                      (gpw_encode_options_t){0});
     }
     gpw_tokenizer_free(tokenizer);
+    json_decref(golden);
+}
+
+static void parses_control_tokens_of_the_template_and_not_of_messages(void **state)
+{
+    (void)state;
+    json_t *golden = load_file("prompt.json");
+    for (size_t i = 0; i < TRAINED_COUNT; i++) {
+        const json_t *cases = json_object_get(json_object_get(golden, "segments"), trained[i]);
+        gpw_tokenizer_t *tokenizer = open_trained(trained[i]);
+        assert_true(json_array_size(cases) >= 40);
+        for (size_t j = 0; j < json_array_size(cases); j++) {
+            const json_t *item = json_array_get(cases, j);
+            const json_t *list = json_object_get(item, "segments");
+            gpw_prompt_segment_t segments[8];
+            char text[256] = "";
+            int32_t tokens[TOKENS_MAX];
+            size_t count = 0, segment_count = json_array_size(list);
+            assert_in_range(segment_count, 1, 8);
+            for (size_t k = 0; k < segment_count; k++) {
+                const json_t *part = json_array_get(json_array_get(list, k), 0);
+                strcat(text, json_string_value(part));
+                segments[k].bytes = json_string_length(part);
+                segments[k].content = json_is_true(json_array_get(json_array_get(list, k), 1));
+            }
+            gpw_prompt_t prompt = {text, segments, segment_count};
+            assert_int_equal(
+                gpw_tokenizer_encode_prompt(tokenizer, &prompt, tokens, TOKENS_MAX, &count), AS_OK);
+            compare(tokens, count, json_object_get(item, "tokens"), trained[i], text);
+        }
+        gpw_tokenizer_free(tokenizer);
+    }
     json_decref(golden);
 }
 
@@ -332,6 +375,48 @@ static void knows_the_end_tokens_and_hides_control_tokens(void **state)
     gpw_tokenizer_free(tokenizer);
 }
 
+// A file may call a mark of turns user-defined (a type that is found in any text): it is control.
+static void a_mark_of_turns_is_never_user_defined(void **state)
+{
+    (void)state;
+    builder_t builder = {0};
+    const char *const texts[] = {"a", "<|im_start|>", "<|odd_end|>", "<|tool|>"};
+    builder_text(&builder, "tokenizer.ggml.model", "llama");
+    builder_array(&builder, "tokenizer.ggml.tokens", GPW_GGUF_STRING, 4);
+    for (size_t i = 0; i < 4; i++) {
+        buffer_text(&builder.entries, texts[i]);
+    }
+    builder_array(&builder, "tokenizer.ggml.scores", GPW_GGUF_F32, 4);
+    for (size_t i = 0; i < 4; i++) {
+        buffer_u32(&builder.entries, 0);
+    }
+    builder_array(&builder, "tokenizer.ggml.token_type", GPW_GGUF_I32, 4);
+    for (size_t i = 0; i < 4; i++) {
+        buffer_u32(&builder.entries, i == 0 ? 1 : 4);
+    }
+    builder_u32(&builder, "tokenizer.ggml.eos_token_id", 2);
+    builder_finish(&builder);
+    char error[GPW_GGUF_ERROR_BYTES] = "";
+    gpw_gguf_t *gguf = NULL;
+    gpw_tokenizer_t *tokenizer = NULL;
+    assert_int_equal(gpw_gguf_open_memory(builder.file.data, builder.file.bytes, error, &gguf),
+                     AS_OK);
+    assert_int_equal(gpw_tokenizer_alloc(gguf, error, &tokenizer), AS_OK);
+    const char *text = "<|im_start|>a<|odd_end|>a<|tool|>";
+    int32_t tokens[8], plain[] = {0, 0, 0, 3}, parsed[] = {1, 0, 2, 0, 3};
+    assert_int_equal(encode(tokenizer, text, strlen(text), (gpw_encode_options_t){0}, tokens, 8),
+                     4); // "start" has an a
+    assert_memory_equal(tokens, plain, sizeof(plain));
+    assert_int_equal(encode(tokenizer, text, strlen(text),
+                            (gpw_encode_options_t){.parse_special = true}, tokens, 8),
+                     5);
+    assert_memory_equal(tokens, parsed, sizeof(parsed));
+    assert_true(gpw_tokenizer_is_end(tokenizer, 2));
+    gpw_tokenizer_free(tokenizer);
+    gpw_gguf_close(gguf);
+    builder_free(&builder);
+}
+
 static void every_failed_allocation_is_reported(void **state)
 {
     (void)state;
@@ -403,6 +488,8 @@ int main(void)
         cmocka_unit_test(gives_the_tokens_of_the_trained_vocabularies),
         cmocka_unit_test(gives_the_tokens_of_the_real_model),
         cmocka_unit_test(parses_control_tokens_only_when_asked),
+        cmocka_unit_test(parses_control_tokens_of_the_template_and_not_of_messages),
+        cmocka_unit_test(a_mark_of_turns_is_never_user_defined),
         cmocka_unit_test(any_bytes_survive_encoding_and_decoding),
         cmocka_unit_test(a_word_of_a_megabyte_takes_no_quadratic_time),
         cmocka_unit_test(writes_no_more_tokens_than_there_is_room_for),
