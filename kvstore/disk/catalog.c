@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// RocksDB for what is known of the blocks on disk. Their bytes lie in segment files: RocksDB's own
+// large values move at a fraction of the disk's rate.
+//
+// Key: kind (1 byte), key of the block (32). Value, little-endian:
+//
+//   offset bytes
+//        0     4  version, 1
+//        4     4  number of the segment
+//        8     8  offset in it
+//       16     4  layers
+//       20     4  bytes of an extent
+//       24     4  tokens
+//       28    32  parent key
+//       60    32  namespace key
+//       92     4  digest: CRC32C of the key and the extents' checksums
+//       96     4  CRC32C of key and value up to here
+#include "kvstore/disk/catalog.h"
+
+#include <rocksdb/c.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/checksum.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "proto/wire.h"
+
+#define VERSION      1u
+#define WRITE_BUFFER (8u << 20)
+#define FILES_MAX    256
+
+struct kvs_catalog {
+    rocksdb_t *db;
+    rocksdb_options_t *options;
+    rocksdb_column_family_handle_t *families[2]; // default, blocks
+    rocksdb_readoptions_t *read;
+    rocksdb_writeoptions_t *write[2]; // plain, synced
+    rocksdb_writebatch_t *batch;
+};
+
+// ---- records
+
+static void put32(uint8_t *at, uint32_t value)
+{
+    memcpy(at, &value, sizeof(value));
+}
+
+static uint32_t get32(const uint8_t *at)
+{
+    uint32_t value;
+    memcpy(&value, at, sizeof(value));
+    return value;
+}
+
+static uint32_t sum_of(const uint8_t *key, const uint8_t *value)
+{
+    return as_crc32c(as_crc32c(0, key, KVS_CATALOG_KEY_BYTES), value, 96);
+}
+
+void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
+                        uint8_t value[KVS_CATALOG_RECORD_BYTES])
+{
+    const kvs_spec_t *spec = &record->spec;
+    key[0] = (uint8_t)spec->kind;
+    memcpy(key + 1, &spec->key, sizeof(spec->key));
+    put32(value, VERSION);
+    put32(value + 4, record->segment);
+    memcpy(value + 8, &record->offset, sizeof(record->offset));
+    put32(value + 16, spec->layers);
+    put32(value + 20, spec->extent_bytes);
+    put32(value + 24, spec->tokens);
+    memcpy(value + 28, &spec->parent, sizeof(spec->parent));
+    memcpy(value + 60, &spec->namespace_key, sizeof(spec->namespace_key));
+    put32(value + 92, record->digest);
+    put32(value + 96, sum_of(key, value));
+}
+
+bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *value_bytes_p,
+                       size_t value_bytes, kvs_record_t *record_p)
+{
+    const uint8_t *key = key_bytes_p, *value = value_bytes_p;
+    if (key_bytes != KVS_CATALOG_KEY_BYTES || value_bytes != KVS_CATALOG_RECORD_BYTES ||
+        get32(value) != VERSION || get32(value + 96) != sum_of(key, value)) {
+        return false;
+    }
+    kvs_record_t record = {.spec = {.kind = key[0],
+                                    .layers = get32(value + 16),
+                                    .extent_bytes = get32(value + 20),
+                                    .tokens = get32(value + 24)},
+                           .segment = get32(value + 4),
+                           .digest = get32(value + 92)};
+    memcpy(&record.offset, value + 8, sizeof(record.offset));
+    memcpy(&record.spec.key, key + 1, sizeof(record.spec.key));
+    memcpy(&record.spec.parent, value + 28, sizeof(record.spec.parent));
+    memcpy(&record.spec.namespace_key, value + 60, sizeof(record.spec.namespace_key));
+    const kvs_spec_t *spec = &record.spec;
+    bool sound = (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
+                 spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
+                 spec->extent_bytes % sizeof(uint32_t) == 0 &&
+                 spec->extent_bytes <= AS_WIRE_EXTENT_BYTES_MAX &&
+                 (uint64_t)spec->layers * spec->extent_bytes <= AS_WIRE_BLOCK_BYTES_MAX &&
+                 spec->tokens > 0 && spec->tokens <= AS_BLOCK_TOKENS_MAX &&
+                 record.offset % KVS_POOL_GRAIN_BYTES == 0;
+    if (sound) {
+        *record_p = record;
+    }
+    return sound;
+}
+
+// ---- the database
+
+// Logs and frees RocksDB's message. AS_OK when there is none.
+static as_status_t told(char *error, const char *what)
+{
+    if (!error) {
+        return AS_OK;
+    }
+    AS_ERROR("disk", "catalog: %s: %s", what, error);
+    rocksdb_free(error);
+    return AS_ERR_IO;
+}
+
+as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
+{
+    kvs_catalog_t *catalog = as_mem_zalloc(1, sizeof(*catalog));
+    if (!catalog) {
+        return AS_ERR_NO_MEMORY;
+    }
+    rocksdb_options_t *options = catalog->options = rocksdb_options_create();
+    rocksdb_options_set_create_if_missing(options, 1);
+    rocksdb_options_set_create_missing_column_families(options, 1);
+    rocksdb_options_set_write_buffer_size(options, WRITE_BUFFER);
+    rocksdb_options_set_max_open_files(options, FILES_MAX);
+    rocksdb_options_set_paranoid_checks(options, 1);
+    rocksdb_options_set_keep_log_file_num(options, 2);
+    catalog->read = rocksdb_readoptions_create();
+    catalog->write[0] = rocksdb_writeoptions_create();
+    catalog->write[1] = rocksdb_writeoptions_create();
+    rocksdb_writeoptions_set_sync(catalog->write[1], 1);
+    catalog->batch = rocksdb_writebatch_create();
+    const char *names[2] = {"default", "blocks"};
+    const rocksdb_options_t *both[2] = {options, options};
+    char path[4096], *error = NULL;
+    snprintf(path, sizeof(path), "%s/catalog", directory);
+    catalog->db =
+        rocksdb_open_column_families(options, path, 2, names, both, catalog->families, &error);
+    as_status_t status = told(error, path);
+    if (status != AS_OK) {
+        kvs_catalog_close(catalog);
+        return status;
+    }
+    *catalog_p = catalog;
+    return AS_OK;
+}
+
+void kvs_catalog_close(kvs_catalog_t *catalog)
+{
+    if (!catalog) {
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (catalog->families[i]) {
+            rocksdb_column_family_handle_destroy(catalog->families[i]);
+        }
+        rocksdb_writeoptions_destroy(catalog->write[i]);
+    }
+    if (catalog->db) {
+        rocksdb_close(catalog->db);
+    }
+    rocksdb_writebatch_destroy(catalog->batch);
+    rocksdb_readoptions_destroy(catalog->read);
+    rocksdb_options_destroy(catalog->options);
+    as_mem_free(catalog);
+}
+
+uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const kvs_record_t *),
+                          void *ctx)
+{
+    uint64_t unsound = 0;
+    rocksdb_iterator_t *at =
+        rocksdb_create_iterator_cf(catalog->db, catalog->read, catalog->families[1]);
+    for (rocksdb_iter_seek_to_first(at); rocksdb_iter_valid(at); rocksdb_iter_next(at)) {
+        size_t key_bytes, value_bytes;
+        const char *key = rocksdb_iter_key(at, &key_bytes);
+        const char *value = rocksdb_iter_value(at, &value_bytes);
+        kvs_record_t record;
+        if (kvs_catalog_parse(key, key_bytes, value, value_bytes, &record)) {
+            each(ctx, &record);
+        } else {
+            unsound++;
+            rocksdb_writebatch_delete_cf(catalog->batch, catalog->families[1], key, key_bytes);
+        }
+    }
+    char *error = NULL;
+    rocksdb_iter_get_error(at, &error);
+    unsound += told(error, "reading the catalog, what could be read is used") != AS_OK;
+    rocksdb_iter_destroy(at);
+    as_status_t status = kvs_catalog_commit(catalog, false);
+    (void)status; // logged; they are found again at the next start
+    return unsound;
+}
+
+void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
+{
+    uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
+    kvs_catalog_format(record, key, value);
+    rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key, sizeof(key),
+                              (char *)value, sizeof(value));
+}
+
+void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind)
+{
+    uint8_t bytes[KVS_CATALOG_KEY_BYTES] = {(uint8_t)kind};
+    memcpy(bytes + 1, key, sizeof(*key));
+    rocksdb_writebatch_delete_cf(catalog->batch, catalog->families[1], (char *)bytes,
+                                 sizeof(bytes));
+}
+
+as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
+{
+    if (rocksdb_writebatch_count(catalog->batch) == 0) {
+        return AS_OK;
+    }
+    char *error = NULL;
+    rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
+    rocksdb_writebatch_clear(catalog->batch);
+    return told(error, "writing");
+}

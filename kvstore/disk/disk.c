@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop's side of the disk tier: which blocks are on disk, which segment is written, and what is
+// under way. See disk.h.
+#include "kvstore/disk/disk.h"
+
+#include <errno.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "kvstore/disk/state.h"
+
+#define FAILURES_MAX   8u // writes in a row
+
+// ---- jobs
+
+kvs_job_t *kvs_disk_job(kvs_disk_t *disk, kvs_job_kind_t kind)
+{
+    kvs_job_t *job = as_mem_zalloc(1, sizeof(*job));
+    if (job) {
+        job->kind = kind;
+        job->disk = disk;
+        job->task = (as_task_t){.fn = kvs_disk_job_done, .ctx = job};
+        job->next_open = disk->jobs;
+        if (disk->jobs) {
+            disk->jobs->prev_open = job;
+        }
+        disk->jobs = job;
+    }
+    return job;
+}
+
+static void job_free(kvs_job_t *job)
+{
+    if (job->next_open) {
+        job->next_open->prev_open = job->prev_open;
+    }
+    if (job->prev_open) {
+        job->prev_open->next_open = job->next_open;
+    } else {
+        job->disk->jobs = job->next_open;
+    }
+    as_mem_free(job->dropped);
+    as_mem_free(job);
+}
+
+// ---- the end of jobs
+
+static void forget(kvs_disk_t *disk, uint32_t at)
+{
+    kvs_job_t *job = disk->writer ? kvs_disk_job(disk, KVS_JOB_FORGET) : NULL;
+    if (job) { // else its record is there at the next start, and its bytes tell
+        job->record = disk->entries[at].record;
+        kvs_worker_give(disk->writer, job);
+    }
+    kvs_table_remove(disk, at);
+}
+
+static void written(kvs_disk_t *disk, kvs_job_t *job)
+{
+    kvs_segment_t *segment = job->segment;
+    segment->writing--;
+    disk->stat.queued_bytes -= job->bytes;
+    if (job->status == AS_OK) {
+        kvs_table_found(disk, job->entry);
+        disk->stat.written_blocks++;
+        disk->stat.written_bytes += job->bytes;
+        disk->failures_in_a_row = 0;
+        return;
+    }
+    kvs_table_remove(disk, job->entry);
+    disk->stat.failures++;
+    if (segment->failed != 0) {
+        kvs_segment_broke(disk, segment);
+    }
+    bool full = segment->failed == ENOSPC && disk->segment_count > 0; // room is made
+    disk->failures_in_a_row += !full;
+    if (disk->failures_in_a_row == FAILURES_MAX) {
+        disk->stat.read_only = true;
+        AS_ERROR("disk", "%u writes in a row failed: the tier only reads from here; see to the disk "
+                         "and start the store again",
+                 FAILURES_MAX);
+    }
+}
+
+static void was_read(kvs_disk_t *disk, kvs_job_t *job)
+{
+    const kvs_spec_t *spec = &job->record.spec;
+    job->segment->reads--;
+    disk->reads--;
+    kvs_segment_remove_if_unread(disk, job->segment);
+    if (job->status == AS_OK) {
+        disk->stat.read_blocks++;
+        disk->stat.read_bytes += job->bytes;
+        return;
+    }
+    disk->stat.failures += job->status != AS_ERR_CHECKSUM;
+    disk->stat.corrupt_blocks += job->status == AS_ERR_CHECKSUM;
+    AS_WARN("disk", "a block of segment %u at %llu: %s: taken as a miss", job->record.segment,
+            (unsigned long long)job->record.offset, as_status_str(job->status));
+    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    if (at != KVS_DISK_NONE && !disk->entries[at].writing &&
+        disk->entries[at].record.segment == job->record.segment &&
+        disk->entries[at].record.offset == job->record.offset) {
+        forget(disk, at);
+        disk->options.on_gone(disk->options.ctx, spec);
+    }
+}
+
+static void was_dropped(kvs_disk_t *disk, kvs_job_t *job)
+{
+    kvs_segment_remove_if_unread(disk, job->segment);
+    for (uint32_t i = 0; i < job->dropped_count; i++) {
+        disk->options.on_gone(disk->options.ctx, &job->dropped[i].spec);
+    }
+}
+
+void kvs_disk_job_done(void *ctx)
+{
+    kvs_job_t *job = ctx;
+    kvs_disk_t *disk = job->disk;
+    if (job->kind == KVS_JOB_WRITE) {
+        written(disk, job);
+    } else if (job->kind == KVS_JOB_READ) {
+        was_read(disk, job);
+    } else if (job->kind == KVS_JOB_DROP) {
+        was_dropped(disk, job);
+    } else if (job->kind == KVS_JOB_REMOVE) {
+        job->segment->number = 0;
+    }
+    kvs_disk_done_fn done = job->done;
+    void *done_ctx = job->ctx;
+    as_status_t status = job->status;
+    job_free(job);
+    if (done) {
+        done(done_ctx, status);
+    }
+}
+
+// ---- what the store asks
+
+const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+{
+    uint32_t at = kvs_table_find(disk, key, kind);
+    return at == KVS_DISK_NONE || disk->entries[at].writing ? NULL : &disk->entries[at].record.spec;
+}
+
+as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_spec_t *spec, void *image, bool durable,
+                           kvs_disk_done_fn done, void *ctx)
+{
+    size_t bytes = kvs_image_bytes(spec);
+    if (disk->stat.read_only) {
+        return AS_ERR_IO;
+    }
+    if (bytes > disk->options.segment_bytes) {
+        return AS_ERR_LIMIT;
+    }
+    if (kvs_table_find(disk, &spec->key, spec->kind) != KVS_DISK_NONE) {
+        return AS_ERR_EXISTS;
+    }
+    if (disk->stat.queued_bytes > 0 &&
+        disk->stat.queued_bytes + bytes > disk->options.queue_bytes_max) {
+        return AS_ERR_BUSY;
+    }
+    kvs_segment_t *segment;
+    as_status_t status = kvs_segment_for(disk, bytes, &segment);
+    if (status != AS_OK) {
+        return status;
+    }
+    kvs_record_t record = {.spec = *spec,
+                           .segment = segment->number,
+                           .offset = segment->used_bytes,
+                           .digest = kvs_image_digest(spec, image)};
+    kvs_job_t *job = kvs_disk_job(disk, KVS_JOB_WRITE);
+    status = job ? kvs_table_add(disk, &record, segment, &job->entry) : AS_ERR_NO_MEMORY;
+    if (status != AS_OK) {
+        if (job) {
+            job_free(job);
+        }
+        return status;
+    }
+    disk->entries[job->entry].writing = true;
+    segment->used_bytes += bytes;
+    segment->writing++;
+    disk->stat.queued_bytes += bytes;
+    job->segment = segment;
+    job->record = record;
+    job->image = image;
+    job->bytes = bytes;
+    job->durable = durable;
+    job->done = done;
+    job->ctx = ctx;
+    kvs_worker_give(disk->writer, job);
+    return AS_OK;
+}
+
+as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
+                          kvs_disk_done_fn done, void *ctx)
+{
+    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    if (at == KVS_DISK_NONE || disk->entries[at].writing) {
+        return AS_ERR_NOT_FOUND;
+    }
+    kvs_job_t *job = disk->reads < disk->options.reads_max && disk->reader
+                         ? kvs_disk_job(disk, KVS_JOB_READ)
+                         : NULL;
+    if (!job) {
+        return AS_ERR_BUSY;
+    }
+    job->record = disk->entries[at].record;
+    job->segment = disk->entries[at].segment;
+    job->image = image;
+    job->bytes = kvs_image_bytes(spec);
+    job->done = done;
+    job->ctx = ctx;
+    job->segment->reads++;
+    disk->reads++;
+    kvs_worker_give(disk->reader, job);
+    return AS_OK;
+}
+
+bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+{
+    uint32_t at = kvs_table_find(disk, key, kind);
+    if (at == KVS_DISK_NONE || disk->entries[at].writing) {
+        return false;
+    }
+    forget(disk, at);
+    return true;
+}
+
+uint64_t kvs_disk_remove_all(kvs_disk_t *disk)
+{
+    uint64_t removed = 0;
+    for (uint32_t at = 0; at < disk->entries_max; at++) {
+        if (disk->entries[at].segment && !disk->entries[at].writing) {
+            forget(disk, at);
+            removed++;
+        }
+    }
+    return removed;
+}
+
+const kvs_spec_t *kvs_disk_next(const kvs_disk_t *disk, uint32_t *cursor_p)
+{
+    for (uint32_t at = *cursor_p; at < disk->entries_max; at++) {
+        if (disk->entries[at].segment && !disk->entries[at].writing) {
+            *cursor_p = at + 1;
+            return &disk->entries[at].record.spec;
+        }
+    }
+    *cursor_p = disk->entries_max;
+    return NULL;
+}
+
+void kvs_disk_stat(const kvs_disk_t *disk, kvs_disk_stat_t *stat_p)
+{
+    *stat_p = disk->stat;
+    stat_p->segments = disk->segment_count;
+}

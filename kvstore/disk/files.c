@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files of the disk tier, as its two threads use them: the writer (WRITE, FORGET, DROP,
+// REMOVE) and the reader (READ).
+//
+//   DIR/LOCK              held by the one store that may use the directory
+//   DIR/catalog/          RocksDB
+//   DIR/segments/N.seg    blocks one after the other, each at a multiple of 4096
+//
+// Order makes it safe. A block is written before the catalog names it, so a crash leaves dead bytes
+// and nothing else; a durable one is on disk (fdatasync, then a synced write of the catalog) before
+// its writer is told. The others are not waited for: after a power cut the catalog may name bytes
+// that never came, which their checksums tell.
+#include <errno.h>
+#include <fcntl.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/checksum.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "kvstore/disk/image.h"
+#include "kvstore/disk/io.h"
+#include "kvstore/disk/worker.h"
+
+struct kvs_files {
+    char directory[3072];
+    uint64_t segment_bytes;
+    int lock_fd;
+    kvs_catalog_t *catalog;
+    kvs_io_t *write_io, *read_io;
+    bool direct_refused; // the file system has no O_DIRECT
+};
+
+static as_status_t status_of(int error)
+{
+    return error == 0 ? AS_OK : error == ENOSPC || error == EDQUOT ? AS_ERR_LIMIT : AS_ERR_IO;
+}
+
+static void segment_path(const kvs_files_t *files, uint32_t number, char path[4096])
+{
+    snprintf(path, 4096, "%s/segments/%08u.seg", files->directory, number);
+}
+
+// ---- opening
+
+static as_status_t make_directory(const char *path)
+{
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) {
+        AS_ERROR("disk", "cannot make the directory %s: %s", path, strerror(errno));
+        return AS_ERR_IO;
+    }
+    return AS_OK;
+}
+
+static as_status_t lock_directory(kvs_files_t *files)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/LOCK", files->directory);
+    files->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (files->lock_fd < 0) {
+        AS_ERROR("disk", "cannot open %s: %s", path, strerror(errno));
+        return AS_ERR_IO;
+    }
+    if (flock(files->lock_fd, LOCK_EX | LOCK_NB) != 0) {
+        AS_ERROR("disk", "%s is in use by another store: give each its own --disk", files->directory);
+        return AS_ERR_EXISTS;
+    }
+    return AS_OK;
+}
+
+as_status_t kvs_files_open(const char *directory, uint64_t segment_bytes, kvs_files_t **files_p)
+{
+    kvs_files_t *files = as_mem_zalloc(1, sizeof(*files));
+    if (!files) {
+        return AS_ERR_NO_MEMORY;
+    }
+    files->lock_fd = -1;
+    files->segment_bytes = segment_bytes;
+    int length = snprintf(files->directory, sizeof(files->directory), "%s", directory);
+    char segments[4096];
+    snprintf(segments, sizeof(segments), "%s/segments", files->directory);
+    as_status_t status = length > 0 && length < (int)sizeof(files->directory) ? AS_OK : AS_ERR_CONFIG;
+    if (status == AS_OK) {
+        status = make_directory(files->directory);
+    }
+    if (status == AS_OK) {
+        status = lock_directory(files);
+    }
+    if (status == AS_OK) {
+        status = make_directory(segments);
+    }
+    if (status == AS_OK) {
+        status = kvs_catalog_open(directory, &files->catalog);
+    }
+    if (status == AS_OK) {
+        status = kvs_io_alloc(&files->write_io);
+    }
+    if (status == AS_OK) {
+        status = kvs_io_alloc(&files->read_io);
+    }
+    if (status != AS_OK) {
+        kvs_files_close(files);
+        return status;
+    }
+    *files_p = files;
+    return AS_OK;
+}
+
+void kvs_files_close(kvs_files_t *files)
+{
+    if (!files) {
+        return;
+    }
+    kvs_io_free(files->read_io);
+    kvs_io_free(files->write_io);
+    kvs_catalog_close(files->catalog);
+    if (files->lock_fd >= 0) {
+        close(files->lock_fd);
+    }
+    as_mem_free(files);
+}
+
+kvs_catalog_t *kvs_files_catalog(kvs_files_t *files)
+{
+    return files->catalog;
+}
+
+static int open_direct(kvs_files_t *files, const char *path, int flags)
+{
+    if (!files->direct_refused) {
+        int fd = open(path, flags | O_DIRECT, 0600);
+        if (fd >= 0 || errno != EINVAL) {
+            return fd;
+        }
+        AS_INFO("disk", "no direct I/O in this file system: blocks go through the page cache");
+        files->direct_refused = true;
+    }
+    return open(path, flags, 0600);
+}
+
+as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment)
+{
+    char path[4096];
+    segment_path(files, segment->number, path);
+    segment->fd = open_direct(files, path, O_RDWR | O_CLOEXEC);
+    if (segment->fd < 0) {
+        AS_WARN("disk", "cannot open %s: %s", path, strerror(errno));
+        return AS_ERR_IO;
+    }
+    return AS_OK;
+}
+
+// Makes the file of a new segment, all of its bytes reserved: a full disk shows here and not in the
+// middle of a block.
+static void make_segment(kvs_files_t *files, kvs_segment_t *segment)
+{
+    char path[4096];
+    segment_path(files, segment->number, path);
+    segment->fd = open_direct(files, path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC);
+    int error = segment->fd < 0 ? errno : 0;
+    if (as_fault(AS_FAULT_disk_full)) {
+        error = ENOSPC;
+    } else if (error == 0) {
+        error = posix_fallocate(segment->fd, 0, (off_t)files->segment_bytes);
+    }
+    if (error != 0) {
+        AS_ERROR("disk", "cannot make %s of %llu bytes: %s", path,
+                 (unsigned long long)files->segment_bytes, strerror(error));
+        if (segment->fd >= 0) {
+            close(segment->fd);
+            segment->fd = -1;
+            unlink(path);
+        }
+    }
+    segment->failed = error;
+}
+
+as_status_t kvs_files_each_segment(kvs_files_t *files, void (*each)(void *ctx, uint32_t number),
+                                   void *ctx)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/segments", files->directory);
+    DIR *directory = opendir(path);
+    if (!directory) {
+        AS_ERROR("disk", "cannot read %s: %s", path, strerror(errno));
+        return AS_ERR_IO;
+    }
+    struct dirent *entry;
+    while ((entry = readdir(directory)) != NULL) {
+        char *end;
+        unsigned long number = strtoul(entry->d_name, &end, 10);
+        if (end > entry->d_name && strcmp(end, ".seg") == 0 && number > 0 && number < UINT32_MAX) {
+            each(ctx, (uint32_t)number);
+        }
+    }
+    closedir(directory);
+    return AS_OK;
+}
+
+void kvs_files_remove_segment(kvs_files_t *files, uint32_t number)
+{
+    char path[4096];
+    segment_path(files, number, path);
+    if (unlink(path) != 0 && errno != ENOENT) {
+        AS_WARN("disk", "cannot remove %s: %s", path, strerror(errno));
+    }
+}
+
+// ---- the writer
+
+// Writes up to KVS_IO_DEPTH blocks at once. Returns the job behind them.
+static kvs_job_t *write_some(kvs_files_t *files, kvs_job_t *job)
+{
+    kvs_io_op_t ops[KVS_IO_DEPTH];
+    kvs_job_t *jobs[KVS_IO_DEPTH];
+    uint32_t count = 0;
+    for (; job && count < KVS_IO_DEPTH; job = job->next) {
+        if (job->kind != KVS_JOB_WRITE) {
+            continue;
+        }
+        kvs_segment_t *segment = job->segment;
+        if (segment->fd < 0 && segment->failed == 0) {
+            make_segment(files, segment);
+        }
+        job->error = segment->failed;
+        if (job->error == 0) {
+            ops[count] = (kvs_io_op_t){.fd = segment->fd,
+                                       .write = true,
+                                       .buffer = job->image,
+                                       .bytes = job->bytes,
+                                       .offset = job->record.offset};
+            jobs[count++] = job;
+        }
+    }
+    kvs_io_run(files->write_io, ops, count);
+    for (uint32_t i = 0; i < count; i++) {
+        jobs[i]->error = as_fault(AS_FAULT_disk_write_fails) ? EIO : ops[i].error;
+    }
+    return job;
+}
+
+// The bytes of durable blocks, on disk.
+static void sync_bytes(kvs_job_t *jobs)
+{
+    const kvs_segment_t *synced = NULL;
+    int error = 0;
+    for (kvs_job_t *job = jobs; job; job = job->next) {
+        if (job->kind != KVS_JOB_WRITE || !job->durable || job->error != 0) {
+            continue;
+        }
+        if (job->segment != synced) {
+            error = fdatasync(job->segment->fd) == 0 ? 0 : errno;
+            synced = job->segment;
+        }
+        job->error = error;
+    }
+}
+
+static void catalog_one(kvs_files_t *files, const kvs_job_t *job)
+{
+    if (job->kind == KVS_JOB_WRITE && job->error == 0) {
+        kvs_catalog_put(files->catalog, &job->record);
+    } else if (job->kind == KVS_JOB_FORGET) {
+        kvs_catalog_delete(files->catalog, &job->record.spec.key, job->record.spec.kind);
+    } else if (job->kind == KVS_JOB_DROP) {
+        for (uint32_t i = 0; i < job->dropped_count; i++) {
+            const kvs_spec_t *spec = &job->dropped[i].spec;
+            kvs_catalog_delete(files->catalog, &spec->key, spec->kind);
+        }
+    }
+}
+
+// Numbers are not used again: a record that still names it after a crash is dropped at the start.
+static void remove_segment(kvs_files_t *files, kvs_segment_t *segment)
+{
+    kvs_files_remove_segment(files, segment->number);
+    if (segment->fd >= 0) {
+        close(segment->fd);
+        segment->fd = -1;
+    }
+}
+
+void kvs_files_write(void *ctx, kvs_job_t *jobs)
+{
+    kvs_files_t *files = ctx;
+    bool sync = false;
+    for (kvs_job_t *job = jobs; job; job = write_some(files, job)) {
+    }
+    sync_bytes(jobs);
+    for (kvs_job_t *job = jobs; job; job = job->next) {
+        sync |= job->durable;
+        catalog_one(files, job);
+    }
+    as_status_t committed = kvs_catalog_commit(files->catalog, sync);
+    for (kvs_job_t *job = jobs; job; job = job->next) {
+        job->status = job->error != 0 ? status_of(job->error) : committed;
+        if (job->kind == KVS_JOB_REMOVE) {
+            remove_segment(files, job->segment);
+        }
+    }
+}
+
+// ---- the reader
+
+static kvs_job_t *read_some(kvs_files_t *files, kvs_job_t *job)
+{
+    kvs_io_op_t ops[KVS_IO_DEPTH];
+    kvs_job_t *first = job;
+    uint32_t count = 0;
+    for (; job && count < KVS_IO_DEPTH; job = job->next) {
+        ops[count++] = (kvs_io_op_t){.fd = job->segment->fd,
+                                     .buffer = job->image,
+                                     .bytes = job->bytes,
+                                     .offset = job->record.offset};
+    }
+    kvs_io_run(files->read_io, ops, count);
+    for (uint32_t i = 0; i < count; i++, first = first->next) {
+        first->error = as_fault(AS_FAULT_disk_read_fails) ? EIO : ops[i].error;
+        if (as_fault(AS_FAULT_disk_read_corrupt)) {
+            ((uint8_t *)first->image)[first->bytes / 3] ^= 1;
+        }
+        first->status = first->error != 0 ? AS_ERR_IO : kvs_image_check(&first->record, first->image);
+    }
+    return job;
+}
+
+void kvs_files_read(void *ctx, kvs_job_t *jobs)
+{
+    while (jobs) {
+        jobs = read_some(ctx, jobs);
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// io_uring for the disk tier. A short transfer is continued from where it stopped.
+#include "kvstore/disk/io.h"
+
+#include <errno.h>
+#include <liburing.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "common/mem.h"
+
+struct kvs_io {
+    bool has_ring;
+    struct io_uring ring;
+};
+
+as_status_t kvs_io_alloc(kvs_io_t **io_p)
+{
+    kvs_io_t *io = as_mem_zalloc(1, sizeof(*io));
+    if (!io) {
+        return AS_ERR_NO_MEMORY;
+    }
+    int error = io_uring_queue_init(KVS_IO_DEPTH, &io->ring, 0);
+    io->has_ring = error == 0;
+    if (!io->has_ring) {
+        AS_INFO("disk", "no io_uring here (errno %d): blocks are read and written one at a time",
+                -error);
+    }
+    *io_p = io;
+    return AS_OK;
+}
+
+void kvs_io_free(kvs_io_t *io)
+{
+    if (io && io->has_ring) {
+        io_uring_queue_exit(&io->ring);
+    }
+    as_mem_free(io);
+}
+
+bool kvs_io_has_ring(const kvs_io_t *io)
+{
+    return io->has_ring;
+}
+
+// Takes in what one transfer brought: bytes, or a negative errno. True: it is over.
+static bool settle(kvs_io_op_t *op, ssize_t result)
+{
+    if (result == -EINTR || result == -EAGAIN) {
+        return false;
+    }
+    if (result <= 0) {
+        op->error = result == 0 ? EIO : (int)-result;
+        return true;
+    }
+    op->done += (size_t)result;
+    return op->done >= op->bytes;
+}
+
+static void run_plainly(kvs_io_op_t *op)
+{
+    ssize_t result;
+    do {
+        char *at = (char *)op->buffer + op->done;
+        size_t left = op->bytes - op->done;
+        off_t offset = (off_t)(op->offset + op->done);
+        result = op->write ? pwrite(op->fd, at, left, offset) : pread(op->fd, at, left, offset);
+    } while (!settle(op, result < 0 ? -errno : result));
+}
+
+static void submit(kvs_io_t *io, kvs_io_op_t *op)
+{
+    struct io_uring_sqe *entry = io_uring_get_sqe(&io->ring);
+    char *at = (char *)op->buffer + op->done;
+    unsigned left = (unsigned)(op->bytes - op->done);
+    if (op->write) {
+        io_uring_prep_write(entry, op->fd, at, left, op->offset + op->done);
+    } else {
+        io_uring_prep_read(entry, op->fd, at, left, op->offset + op->done);
+    }
+    io_uring_sqe_set_data(entry, op);
+}
+
+void kvs_io_run(kvs_io_t *io, kvs_io_op_t *ops, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        ops[i].error = 0;
+        ops[i].done = 0;
+        if (!io->has_ring) {
+            run_plainly(&ops[i]);
+        }
+    }
+    uint32_t next = io->has_ring ? 0 : count, in_flight = 0;
+    while (next < count || in_flight > 0) {
+        for (; next < count && in_flight < KVS_IO_DEPTH; next++, in_flight++) {
+            submit(io, &ops[next]);
+        }
+        struct io_uring_cqe *event;
+        int error = io_uring_submit_and_wait(&io->ring, 1);
+        if (error < 0 && error != -EINTR) {
+            AS_ERROR("disk", "io_uring failed (errno %d)", -error);
+        }
+        while (io_uring_peek_cqe(&io->ring, &event) == 0) {
+            kvs_io_op_t *op = io_uring_cqe_get_data(event);
+            bool over = settle(op, event->res);
+            io_uring_cqe_seen(&io->ring, event);
+            if (over) {
+                in_flight--;
+            } else {
+                submit(io, op);
+            }
+        }
+    }
+}

@@ -1,0 +1,526 @@
+// SPDX-License-Identifier: Apache-2.0
+// The disk tier by itself: real files, RocksDB and io_uring (or none), in a directory of its own.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/checksum.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "common/mem.h"
+#include "kvstore/disk/disk.h"
+#include "kvstore/disk/image.h"
+#include "proto/wire.h"
+
+#define LAYERS       3u
+#define EXTENT_BYTES 21000u
+#define SEGMENT      (1u << 20)
+#define PER_SEGMENT  16u // images of 64 KiB
+
+static char directory[64];
+static as_loop_t *loop;
+static kvs_disk_t *disk;
+static uint32_t gone;
+static as_key_t last_gone;
+
+static void on_gone(void *ctx, const kvs_spec_t *spec)
+{
+    (void)ctx;
+    gone++;
+    last_gone = spec->key;
+}
+
+static kvs_disk_options_t defaults(void)
+{
+    return (kvs_disk_options_t){.loop = loop,
+                                .directory = directory,
+                                .bytes_max = 8 * SEGMENT,
+                                .segment_bytes = SEGMENT,
+                                .queue_bytes_max = 64 << 20,
+                                .reads_max = 64,
+                                .on_gone = on_gone};
+}
+
+static void open_disk(void)
+{
+    const kvs_disk_options_t options = defaults();
+    assert_int_equal(kvs_disk_alloc(&options, &disk), AS_OK);
+}
+
+static void open_again(void)
+{
+    kvs_disk_free(disk);
+    open_disk();
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    strcpy(directory, "/tmp/assay-disk-XXXXXX");
+    assert_non_null(mkdtemp(directory));
+    assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
+    as_log_set_level(AS_LOG_ERROR);
+    gone = 0;
+    open_disk();
+    return 0;
+}
+
+static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
+{
+    (void)stat;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static int end(void **state)
+{
+    (void)state;
+    as_fault_clear();
+    kvs_disk_free(disk);
+    disk = NULL;
+    as_loop_free(loop);
+    as_log_set_level(AS_LOG_INFO);
+    return nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+// ---- blocks
+
+static kvs_spec_t spec_of(uint32_t n)
+{
+    kvs_spec_t spec = {.kind = AS_WIRE_FULL,
+                       .layers = LAYERS,
+                       .extent_bytes = EXTENT_BYTES,
+                       .tokens = 64};
+    memcpy(spec.key.bytes, &n, sizeof(n));
+    spec.key.bytes[31] = 7;
+    memset(spec.parent.bytes, (int)(n % 251), sizeof(spec.parent.bytes));
+    return spec;
+}
+
+static uint8_t byte_of(uint32_t n, size_t at)
+{
+    return (uint8_t)(at * 31 + n * 7 + at / 4096);
+}
+
+static uint8_t *image_of(uint32_t n)
+{
+    kvs_spec_t spec = spec_of(n);
+    uint8_t *image = as_mem_aligned(4096, kvs_image_bytes(&spec));
+    memset(image, 0, kvs_image_bytes(&spec));
+    for (size_t i = 0; i < kvs_image_crcs_at(&spec); i++) {
+        image[i] = byte_of(n, i);
+    }
+    uint32_t *crcs = (uint32_t *)(void *)(image + kvs_image_crcs_at(&spec));
+    for (uint32_t layer = 0; layer < LAYERS; layer++) {
+        crcs[layer] = as_crc32c(0, image + (size_t)layer * EXTENT_BYTES, EXTENT_BYTES);
+    }
+    return image;
+}
+
+typedef struct waited {
+    uint32_t done;
+    as_status_t status;
+} waited_t;
+
+static void on_done(void *ctx, as_status_t status)
+{
+    waited_t *waited = ctx;
+    waited->done++;
+    waited->status = status;
+}
+
+static void nothing(void *ctx)
+{
+    (void)ctx;
+}
+
+// Turns of the loop until so many are done; the loop stays alive by a timer.
+static void wait_for(const waited_t *waited, uint32_t count)
+{
+    as_timer_t *timer;
+    assert_int_equal(as_timer_alloc(loop, nothing, NULL, &timer), AS_OK);
+    as_timer_start(timer, 60000000);
+    while (waited->done < count) {
+        as_loop_run_once(loop, true);
+    }
+    as_timer_free(timer);
+}
+
+static as_status_t write_block(uint32_t n, bool durable)
+{
+    kvs_spec_t spec = spec_of(n);
+    uint8_t *image = image_of(n);
+    waited_t waited = {0};
+    as_status_t status = kvs_disk_write(disk, &spec, image, durable, on_done, &waited);
+    if (status == AS_OK) {
+        wait_for(&waited, 1);
+        assert_int_equal(waited.done, 1);
+        status = waited.status;
+    }
+    as_mem_free(image);
+    return status;
+}
+
+// Reads it; what comes as AS_OK is right.
+static as_status_t read_block(uint32_t n)
+{
+    kvs_spec_t spec = spec_of(n);
+    uint8_t *image = as_mem_aligned(4096, kvs_image_bytes(&spec));
+    waited_t waited = {0};
+    as_status_t status = kvs_disk_read(disk, &spec, image, on_done, &waited);
+    if (status == AS_OK) {
+        wait_for(&waited, 1);
+        status = waited.status;
+    }
+    for (size_t i = 0; status == AS_OK && i < kvs_image_crcs_at(&spec); i++) {
+        assert_int_equal(image[i], byte_of(n, i));
+    }
+    as_mem_free(image);
+    return status;
+}
+
+static bool is_found(uint32_t n)
+{
+    kvs_spec_t spec = spec_of(n);
+    const kvs_spec_t *found = kvs_disk_find(disk, &spec.key, AS_WIRE_FULL);
+    if (found) {
+        assert_memory_equal(found, &spec, sizeof(spec));
+    }
+    return found != NULL;
+}
+
+static kvs_disk_stat_t stat_now(void)
+{
+    kvs_disk_stat_t stat;
+    kvs_disk_stat(disk, &stat);
+    return stat;
+}
+
+static uint32_t files(void)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/segments", directory);
+    DIR *open_directory = opendir(path);
+    assert_non_null(open_directory);
+    uint32_t count = 0;
+    for (struct dirent *entry; (entry = readdir(open_directory)) != NULL;) {
+        count += strstr(entry->d_name, ".seg") != NULL;
+    }
+    closedir(open_directory);
+    return count;
+}
+
+// ---- tests
+
+static void a_block_comes_back_as_it_was(void **state)
+{
+    (void)state;
+    assert_false(is_found(1));
+    assert_int_equal(read_block(1), AS_ERR_NOT_FOUND);
+    assert_int_equal(write_block(1, false), AS_OK);
+    assert_true(is_found(1));
+    assert_int_equal(read_block(1), AS_OK);
+    assert_int_equal(write_block(1, false), AS_ERR_EXISTS);
+    assert_int_equal(stat_now().blocks, 1);
+}
+
+static void blocks_are_found_after_a_new_start(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 40; n++) {
+        assert_int_equal(write_block(n, n % 2), AS_OK);
+    }
+    open_again();
+    assert_int_equal(stat_now().blocks, 40);
+    for (uint32_t n = 0; n < 40; n++) {
+        assert_true(is_found(n));
+        assert_int_equal(read_block(n), AS_OK);
+    }
+    assert_int_equal(write_block(100, false), AS_OK); // into a new segment
+    assert_int_equal(read_block(100), AS_OK);
+}
+
+static void the_table_grows_with_its_blocks(void **state)
+{
+    (void)state;
+    kvs_disk_options_t options = defaults();
+    options.bytes_max = 200 * SEGMENT;
+    kvs_disk_free(disk);
+    assert_int_equal(kvs_disk_alloc(&options, &disk), AS_OK);
+    uint8_t *image = image_of(0);
+    waited_t waited = {0};
+    for (uint32_t n = 0; n < 2500; n++) { // the same bytes under many keys: only found, not read
+        kvs_spec_t spec = spec_of(n);
+        as_status_t status = kvs_disk_write(disk, &spec, image, false, on_done, &waited);
+        assert_int_equal(status, AS_OK);
+        wait_for(&waited, n + 1 > 30 ? n - 30 : 0);
+    }
+    wait_for(&waited, 2500);
+    for (uint32_t n = 0; n < 2500; n++) {
+        assert_true(is_found(n));
+    }
+    uint32_t cursor = 0, listed = 0;
+    while (kvs_disk_next(disk, &cursor)) {
+        listed++;
+    }
+    assert_int_equal(listed, 2500);
+    as_mem_free(image);
+}
+
+static void at_the_limit_the_oldest_segment_goes_whole(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 10 * PER_SEGMENT; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+        assert_true(files() <= 9); // one more while it is removed
+    }
+    assert_int_equal(stat_now().segments, 8);
+    assert_int_equal(gone, 2 * PER_SEGMENT);
+    assert_int_equal(stat_now().blocks, 8 * PER_SEGMENT);
+    for (uint32_t n = 0; n < 10 * PER_SEGMENT; n++) {
+        assert_int_equal(read_block(n), n < 2 * PER_SEGMENT ? AS_ERR_NOT_FOUND : AS_OK);
+    }
+    open_again();
+    assert_int_equal(stat_now().blocks, 8 * PER_SEGMENT);
+    assert_true(files() <= 8);
+}
+
+static void a_key_written_anew_outlives_its_old_segment(void **state)
+{
+    (void)state;
+    assert_int_equal(write_block(1, false), AS_OK);
+    kvs_spec_t spec = spec_of(1);
+    assert_true(kvs_disk_remove(disk, &spec.key, AS_WIRE_FULL));
+    assert_false(is_found(1));
+    for (uint32_t n = 100; n < 100 + PER_SEGMENT; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    assert_int_equal(write_block(1, false), AS_OK); // now in the second segment
+    for (uint32_t n = 200; n < 200 + 7 * PER_SEGMENT - 1; n++) {
+        assert_int_equal(write_block(n, false), AS_OK); // the first goes
+    }
+    open_again();
+    assert_int_equal(read_block(1), AS_OK);
+}
+
+static void a_limit_lowered_holds_from_the_start(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 6 * PER_SEGMENT; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    kvs_disk_free(disk);
+    kvs_disk_options_t options = defaults();
+    options.bytes_max = 3 * SEGMENT;
+    assert_int_equal(kvs_disk_alloc(&options, &disk), AS_OK);
+    assert_int_equal(files(), 3);
+    assert_int_equal(stat_now().blocks, 3 * PER_SEGMENT);
+    assert_int_equal(read_block(6 * PER_SEGMENT - 1), AS_OK);
+    assert_false(is_found(0));
+}
+
+static void a_second_store_is_kept_out(void **state)
+{
+    (void)state;
+    const kvs_disk_options_t options = defaults();
+    kvs_disk_t *other;
+    assert_int_equal(kvs_disk_alloc(&options, &other), AS_ERR_EXISTS);
+}
+
+// Flips one bit of the n-th block of a new tier.
+static void flip(uint32_t n, off_t at)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/segments/%08u.seg", directory, 1 + n / PER_SEGMENT);
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    uint8_t byte;
+    at += (off_t)(n % PER_SEGMENT) * 65536;
+    assert_int_equal(pread(fd, &byte, 1, at), 1);
+    byte ^= (uint8_t)(1u << n % 8);
+    assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    close(fd);
+}
+
+static void every_flipped_bit_of_a_segment_is_found(void **state)
+{
+    (void)state;
+    const uint32_t count = 8 * PER_SEGMENT; // a block for each flip
+    kvs_spec_t spec = spec_of(0);
+    size_t whole = kvs_image_crcs_at(&spec) + LAYERS * sizeof(uint32_t);
+    for (uint32_t n = 0; n < count; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    kvs_disk_free(disk);
+    for (uint32_t n = 0; n < count; n++) { // all over the block, and each byte of its end
+        flip(n, n < 16 ? (off_t)(whole - 1 - n) : (off_t)(n * 509 % whole));
+    }
+    open_disk();
+    for (uint32_t n = 0; n < count; n++) {
+        assert_int_equal(read_block(n), AS_ERR_CHECKSUM);
+        assert_false(is_found(n)); // it is not offered again
+    }
+    assert_int_equal(stat_now().corrupt_blocks, count);
+}
+
+static void the_bytes_of_another_block_are_found_out(void **state)
+{
+    (void)state;
+    kvs_spec_t spec = spec_of(1);
+    uint8_t *other = image_of(2); // sound in itself
+    kvs_record_t record = {.spec = spec};
+    uint8_t *image = image_of(1);
+    record.digest = kvs_image_digest(&spec, image);
+    assert_int_equal(kvs_image_check(&record, image), AS_OK);
+    assert_int_equal(kvs_image_check(&record, other), AS_ERR_CHECKSUM);
+    record.spec = spec_of(2);
+    assert_int_equal(kvs_image_check(&record, image), AS_ERR_CHECKSUM);
+    as_mem_free(image);
+    as_mem_free(other);
+}
+
+static void reads_that_fail_are_misses(void **state)
+{
+    (void)state;
+    assert_int_equal(write_block(1, false), AS_OK);
+    assert_int_equal(write_block(2, false), AS_OK);
+    as_fault_arm(AS_FAULT_disk_read_fails, 1);
+    assert_int_equal(read_block(1), AS_ERR_IO);
+    assert_int_equal(gone, 1);
+    assert_false(is_found(1));
+    as_fault_arm(AS_FAULT_disk_read_corrupt, 1);
+    assert_int_equal(read_block(2), AS_ERR_CHECKSUM);
+    assert_int_equal(gone, 2);
+    assert_int_equal(stat_now().corrupt_blocks, 1);
+    assert_int_equal(write_block(2, false), AS_OK); // the key is free again
+    open_again();
+    assert_false(is_found(1));
+    assert_int_equal(read_block(2), AS_OK);
+}
+
+static void after_many_failed_writes_the_tier_only_reads(void **state)
+{
+    (void)state;
+    assert_int_equal(write_block(1, false), AS_OK);
+    as_fault_arm_chance(AS_FAULT_disk_write_fails, 1000000, 1);
+    uint32_t failed = 0;
+    while (!stat_now().read_only) {
+        assert_int_equal(write_block(10 + failed++, false), AS_ERR_IO);
+        assert_true(failed < 20);
+    }
+    as_fault_clear();
+    assert_int_equal(write_block(50, false), AS_ERR_IO);
+    assert_int_equal(read_block(1), AS_OK);
+    open_again(); // as an operator would
+    assert_int_equal(write_block(50, false), AS_OK);
+    assert_int_equal(read_block(1), AS_OK);
+}
+
+static void on_a_full_disk_the_oldest_makes_room(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 3 * PER_SEGMENT; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    as_fault_arm(AS_FAULT_disk_full, 1);
+    assert_int_equal(write_block(900, false), AS_ERR_LIMIT);
+    for (uint32_t n = 901; n < 901 + 2 * PER_SEGMENT; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    assert_int_equal(stat_now().segments, 3);
+    assert_false(stat_now().read_only);
+    assert_int_equal(gone, 2 * PER_SEGMENT);
+    assert_int_equal(read_block(901), AS_OK);
+}
+
+static void a_full_queue_says_busy(void **state)
+{
+    (void)state;
+    kvs_disk_options_t options = defaults();
+    options.queue_bytes_max = 100000; // one block
+    kvs_disk_free(disk);
+    assert_int_equal(kvs_disk_alloc(&options, &disk), AS_OK);
+    uint8_t *image = image_of(1);
+    waited_t waited = {0};
+    kvs_spec_t first = spec_of(1), second = spec_of(2);
+    assert_int_equal(kvs_disk_write(disk, &first, image, false, on_done, &waited), AS_OK);
+    assert_int_equal(kvs_disk_write(disk, &second, image, false, on_done, &waited), AS_ERR_BUSY);
+    wait_for(&waited, 1);
+    assert_int_equal(kvs_disk_write(disk, &second, image, false, on_done, &waited), AS_OK);
+    wait_for(&waited, 2);
+    as_mem_free(image);
+}
+
+static void everything_is_called_back_at_the_end(void **state)
+{
+    (void)state;
+    uint8_t *image = image_of(1);
+    waited_t waited = {0};
+    for (uint32_t n = 0; n < 30; n++) {
+        kvs_spec_t spec = spec_of(n);
+        assert_int_equal(kvs_disk_write(disk, &spec, image, n % 3 == 0, on_done, &waited), AS_OK);
+    }
+    kvs_disk_free(disk);
+    assert_int_equal(waited.done, 30);
+    assert_int_equal(waited.status, AS_OK);
+    as_mem_free(image);
+    open_disk();
+    assert_int_equal(stat_now().blocks, 30);
+}
+
+static void records_survive_only_as_they_were_written(void **state)
+{
+    (void)state;
+    kvs_record_t record = {.spec = spec_of(5), .segment = 9, .offset = 8192, .digest = 77}, parsed;
+    uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
+    kvs_catalog_format(&record, key, value);
+    assert_true(kvs_catalog_parse(key, sizeof(key), value, sizeof(value), &parsed));
+    assert_memory_equal(&parsed.spec, &record.spec, sizeof(record.spec));
+    assert_int_equal(parsed.offset, 8192);
+    for (size_t bit = 0; bit < 8 * sizeof(value); bit++) {
+        value[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_false(kvs_catalog_parse(key, sizeof(key), value, sizeof(value), &parsed));
+        value[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    for (size_t bit = 0; bit < 8 * sizeof(key); bit++) {
+        key[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_false(kvs_catalog_parse(key, sizeof(key), value, sizeof(value), &parsed));
+        key[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    assert_false(kvs_catalog_parse(key, sizeof(key) - 1, value, sizeof(value), &parsed));
+    assert_false(kvs_catalog_parse(key, sizeof(key), value, sizeof(value) - 1, &parsed));
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(a_block_comes_back_as_it_was),
+        TEST(blocks_are_found_after_a_new_start),
+        TEST(the_table_grows_with_its_blocks),
+        TEST(at_the_limit_the_oldest_segment_goes_whole),
+        TEST(a_key_written_anew_outlives_its_old_segment),
+        TEST(a_limit_lowered_holds_from_the_start),
+        TEST(a_second_store_is_kept_out),
+        TEST(every_flipped_bit_of_a_segment_is_found),
+        TEST(the_bytes_of_another_block_are_found_out),
+        TEST(reads_that_fail_are_misses),
+        TEST(after_many_failed_writes_the_tier_only_reads),
+        TEST(on_a_full_disk_the_oldest_makes_room),
+        TEST(a_full_queue_says_busy),
+        TEST(everything_is_called_back_at_the_end),
+        TEST(records_survive_only_as_they_were_written),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
