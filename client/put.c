@@ -133,7 +133,8 @@ static as_status_t send_commit(assay_call_t *call)
     assay_put_t *put = call->owner;
     const as_wire_commit_t ask = {.head = as_wire_head(AS_WIRE_COMMIT, assay_call_id(call)),
                                   .ticket = put->ticket,
-                                  .crc_count = put->args.shape.layers};
+                                  .crc_count = put->args.shape.layers,
+                                  .flags = put->args.durable ? AS_WIRE_DURABLE : 0};
     as_status_t status =
         as_net_send(put->link->conn, &ask, sizeof(ask), put->crcs,
                     put->args.shape.layers * sizeof(uint32_t), on_payload_sent, put);

@@ -59,6 +59,9 @@ typedef struct kvs_store_options {
     uint64_t reservation_us;
     uint32_t evict_high_percent; // above this share of the pool eviction begins
     uint32_t evict_low_percent;  // and at this it ends
+    const char *disk_directory;  // of the disk tier; NULL: RAM only. Needs a loop in real time
+    uint64_t disk_bytes;         // of its files, at most
+    uint64_t disk_queue_bytes;   // waiting to be written; beyond it new blocks stay in RAM only
 } kvs_store_options_t;
 
 typedef struct kvs_stat {
@@ -71,6 +74,10 @@ typedef struct kvs_stat {
     uint64_t bytes_read;   // sent; one-sided readers do not tell
     uint64_t bytes_written;
     uint64_t evictions;
+    uint64_t promotions;   // blocks brought back from disk
+    uint64_t disk_skipped; // blocks that were not queued for disk
+    uint64_t disk_blocks, disk_bytes_used, disk_bytes_max;
+    bool disk_read_only;
     uint64_t checksum_failures; // commits refused
     uint64_t connections;
     double fragmentation; // 1 - largest free run / free bytes; 0 when nothing is free

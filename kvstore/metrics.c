@@ -31,6 +31,21 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_LEASES] = GAUGE("leases", "Leases that are out"),
     [KVS_METRIC_RESERVATIONS] = GAUGE("reservations", "Reservations of writers"),
     [KVS_METRIC_CONNECTIONS] = GAUGE("connections", "Open connections on the data port"),
+    [KVS_METRIC_PROMOTIONS] = COUNTER("promoted_blocks_total", "Blocks brought back from disk"),
+    [KVS_METRIC_DISK_SKIPPED] =
+        COUNTER("disk_skipped_blocks_total", "Blocks that stay in RAM only: the queue was full"),
+    [KVS_METRIC_DISK_BLOCKS] = GAUGE("disk_stored_blocks", "Blocks on disk"),
+    [KVS_METRIC_DISK_USED_BYTES] = GAUGE("disk_used_bytes", "Bytes of the blocks on disk"),
+    [KVS_METRIC_DISK_BYTES] = GAUGE("disk_bytes", "Bytes that the files may have"),
+    [KVS_METRIC_DISK_QUEUE_BYTES] = GAUGE("disk_queue_bytes", "Bytes waiting to be written"),
+    [KVS_METRIC_DISK_FAILURES] =
+        GAUGE("disk_failures", "Reads and writes that failed since the start"),
+    [KVS_METRIC_DISK_CORRUPT] =
+        GAUGE("disk_corrupt_blocks", "Blocks whose bytes were not what was promised"),
+    [KVS_METRIC_DISK_DROPPED] =
+        GAUGE("disk_dropped_blocks", "Blocks that went with the oldest segment"),
+    [KVS_METRIC_DISK_READ_ONLY] =
+        GAUGE("disk_read_only", "1: too many writes failed, the disk is only read"),
     [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
                               .help = "From RESERVE to the block being visible",
                               .type = AS_METRIC_HISTOGRAM},

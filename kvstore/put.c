@@ -5,13 +5,15 @@
 // A reservation is one writer's right to one block of the index, named by a ticket (slot and
 // generation):
 //
-//   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> FREE   (block: RESERVED, FILLING, SEALED)
-//             any of them -> DEAD -> FREE                      (block: DYING, ABSENT)
+//   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> [STORING ->] FREE
+//                                             (block: RESERVED, FILLING, SEALED)
+//             any of them -> DEAD -> FREE     (block: DYING, ABSENT; of STORING: SEALED)
 //
 //   OPEN       the store waits for WRITE.
 //   RECEIVING  the bytes come straight into the pool; the block is pinned.
 //   WRITTEN    they are here; the store waits for COMMIT.
 //   CHECKING   COMMIT's checksums are compared, a bounded piece in each turn of the loop.
+//   STORING    a durable put: the block is visible, and on its way to disk.
 //   DEAD       given up (ABANDON, deadline, lost connection, failure); waits for callbacks that
 //   still refer to it.
 //
@@ -28,7 +30,7 @@
 
 #define NONE UINT32_MAX
 
-typedef enum put_state { FREE, OPEN, RECEIVING, WRITTEN, CHECKING, DEAD } put_state_t;
+typedef enum put_state { FREE, OPEN, RECEIVING, WRITTEN, CHECKING, STORING, DEAD } put_state_t;
 
 typedef struct put {
     kvs_puts_t *puts;
@@ -41,6 +43,7 @@ typedef struct put {
     kvs_block_t *pinned; // while the network writes to it, also when DEAD
     uint64_t began_us, deadline_us;
     bool commit_asked; // a COMMIT came: nothing more is taken
+    bool durable;      // it is answered once the block is on disk
     bool crcs_here;
     uint64_t commit_request;
     struct put *check_next; // while CHECKING
@@ -131,7 +134,7 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block)
     put->block = block;
     put->began_us = now_us;
     put->deadline_us = now_us + conn->store->options.reservation_us;
-    put->commit_asked = put->crcs_here = false;
+    put->commit_asked = put->crcs_here = put->durable = false;
     put->checked_layers = 0;
     put->prev = NONE;
     put->next = conn->first_reservation;
@@ -224,7 +227,7 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
             continue;
         }
         left--;
-        if (put->state != DEAD && put->state != CHECKING && put->deadline_us <= now_us) {
+        if (put->state != DEAD && put->state != CHECKING && put->state != STORING && put->deadline_us <= now_us) {
             AS_INFO("kvstore", "reservation expired");
             put_end(put, AS_ERR_LEASE);
         }
@@ -397,7 +400,8 @@ void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t 
     }
     put->commit_asked = true;
     put->commit_request = ask->head.request;
-    if (ask->crc_count != put->block->spec.layers ||
+    put->durable = ask->flags & AS_WIRE_DURABLE;
+    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->crc_count != put->block->spec.layers ||
         msg->data_bytes != ask->crc_count * sizeof(uint32_t)) {
         put_end(put, AS_ERR_INVALID);
         return;
@@ -406,6 +410,27 @@ void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t 
     as_status_t status = as_net_msg_recv(msg, put->crcs, on_crcs, put);
     if (status != AS_OK) {
         on_crcs(put, status);
+    }
+}
+
+static void on_stored(void *ctx, as_status_t status)
+{
+    put_t *put = ctx;
+    put_end(put, status);
+    put_drop(put);
+}
+
+// The block is visible; its writer waits for the disk.
+static void put_store(put_t *put, kvs_block_t *block)
+{
+    kvs_store_t *store = put->conn->store;
+    check_forget(put);
+    put->state = STORING;
+    put_hold(put);
+    as_status_t status = kvs_tier_write_durable(store, block, on_stored, put);
+    if (status != AS_OK) {
+        AS_WARN("kvstore", "a durable put is not on disk: %s", as_status_str(status));
+        on_stored(put, status);
     }
 }
 
@@ -419,7 +444,12 @@ static void put_succeed(put_t *put)
     kvs_index_seal(store->index, block, now_us);
     as_metric_observe(&kvs_metrics[KVS_METRIC_COMMIT_US], now_us - put->began_us);
     put->block = NULL;
-    put_end(put, AS_OK);
+    if (put->durable) {
+        put_store(put, block);
+    } else {
+        kvs_tier_write_behind(store, block);
+        put_end(put, AS_OK);
+    }
     kvs_store_gauge(store);
 }
 

@@ -49,7 +49,8 @@ struct kvs_report {
     // listing
     bool listing_wanted; // from the beginning, with the next batch
     bool listing;
-    uint32_t cursor; // of the index
+    uint32_t cursor;      // of the index
+    uint32_t disk_cursor; // then of what is on disk only
     batch_t batch;
     uint32_t ring_first, ring_count;
     uint8_t ring_ops[RING_MAX];
@@ -91,7 +92,7 @@ static bool batch_make(kvs_report_t *report)
     if (report->listing_wanted) {
         report->listing_wanted = false;
         report->listing = true;
-        report->cursor = 0;
+        report->cursor = report->disk_cursor = 0;
         report->ring_count = 0; // the listing tells what became of these
         batch->listing_begin = true;
     }
@@ -109,7 +110,14 @@ static bool batch_make(kvs_report_t *report)
             batch_add(batch, &block->spec.key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
         }
     }
-    if (report->listing && report->cursor == blocks_max) {
+    const kvs_spec_t *spec = NULL;
+    while (report->listing && report->cursor == blocks_max && batch->count < BATCH_MAX &&
+           (spec = kvs_tier_next(report->options.store, &report->disk_cursor)) != NULL) {
+        if (spec->kind == AS_WIRE_FULL && !kvs_index_find(index, &spec->key, spec->kind)) {
+            batch_add(batch, &spec->key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
+        }
+    }
+    if (report->listing && report->cursor == blocks_max && !spec && batch->count < BATCH_MAX) {
         report->listing = false;
         batch->listing_end = true;
     }

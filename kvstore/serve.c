@@ -267,11 +267,35 @@ static void on_locate_keys(void *ctx, as_status_t status)
     kvs_conn_t *conn = locate->conn;
     if (status != AS_OK || !conn->net || as_fault(AS_FAULT_serve_locate_drop)) {
         locate_give(locate);
+    } else if (!kvs_tier_wait(locate)) {
+        kvs_locate_answer(locate);
+    }
+}
+
+bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us)
+{
+    bool waiting = false;
+    for (uint32_t i = 0; i < KVS_LOCATES_MAX; i++) {
+        kvs_locate_t *locate = &store->locates[i];
+        if (locate->conn && locate->promoting > 0 && locate->wait_until_us <= now_us) {
+            kvs_tier_give_up(locate);
+            kvs_locate_answer(locate);
+        }
+        waiting |= locate->conn && locate->promoting > 0;
+    }
+    return waiting;
+}
+
+void kvs_locate_answer(kvs_locate_t *locate)
+{
+    kvs_conn_t *conn = locate->conn;
+    if (!conn->net) {
+        locate_give(locate);
         return;
     }
     kvs_block_t *blocks[AS_WIRE_KEYS_MAX];
     as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, locate->header.head.request)};
-    status = locate_find(locate, blocks, &reply);
+    as_status_t status = locate_find(locate, blocks, &reply);
     if (status != AS_OK) {
         as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
         reply.status = as_wire_status_of(status);

@@ -7,6 +7,7 @@
 
 #include "common/assert.h"
 #include "common/log.h"
+#include "kvstore/disk/disk.h"
 #include "kvstore/evict.h"
 
 #define BLOCKS_MIN      1024u
@@ -26,6 +27,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .reservation_us = 10000000,
         .evict_high_percent = 95,
         .evict_low_percent = 90,
+        .disk_queue_bytes = 256u << 20,
     };
 }
 
@@ -87,6 +89,16 @@ void kvs_store_gauge(kvs_store_t *store)
     as_metric_set(&kvs_metrics[KVS_METRIC_POOL_BYTES], (int64_t)kvs_pool_bytes(store->pool));
     as_metric_set(&kvs_metrics[KVS_METRIC_LEASES], kvs_leases_count(store->leases));
     as_metric_set(&kvs_metrics[KVS_METRIC_RESERVATIONS], kvs_puts_count(store->puts));
+    kvs_disk_stat_t disk;
+    kvs_tier_stat(store, &disk);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_BLOCKS], (int64_t)disk.blocks);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_USED_BYTES], (int64_t)disk.bytes);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_BYTES], (int64_t)disk.bytes_max);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_QUEUE_BYTES], (int64_t)disk.queued_bytes);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_FAILURES], (int64_t)disk.failures);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_CORRUPT], (int64_t)disk.corrupt_blocks);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_DROPPED], (int64_t)disk.dropped_blocks);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_READ_ONLY], disk.read_only);
 }
 
 static void on_sweep(void *ctx)
@@ -95,8 +107,10 @@ static void on_sweep(void *ctx)
     uint64_t now_us = as_loop_now_us(store->options.loop);
     kvs_leases_sweep(store->leases, now_us);
     kvs_puts_sweep(store->puts, now_us);
+    bool waiting = kvs_locates_sweep(store, now_us);
     kvs_store_gauge(store);
-    store->sweeping = kvs_leases_count(store->leases) > 0 || kvs_puts_count(store->puts) > 0;
+    store->sweeping =
+        waiting || kvs_leases_count(store->leases) > 0 || kvs_puts_count(store->puts) > 0;
     if (store->sweeping) {
         as_timer_start(store->sweep, KVS_SWEEP_US);
     }
@@ -176,6 +190,10 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_index_alloc(&index, &store->index);
     }
     if (status == AS_OK) {
+        kvs_index_set_listener(store->index, kvs_tier_on_index_event, store);
+        status = kvs_tier_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_leases_alloc(store->index, options->leases_max, &store->leases);
     }
     if (status == AS_OK) {
@@ -240,6 +258,7 @@ void kvs_store_free(kvs_store_t *store)
     while (store->conns) {
         kvs_conn_close(store->conns);
     }
+    kvs_tier_free(store); // its threads use the memory
     as_net_mem_free(store->mem);
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);
@@ -277,19 +296,27 @@ void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p)
     stat_p->pins = kvs_index_pins(store->index);
     stat_p->reservations = kvs_puts_count(store->puts);
     stat_p->connections = store->conn_count;
+    kvs_disk_stat_t disk;
+    kvs_tier_stat(store, &disk);
+    stat_p->disk_blocks = disk.blocks;
+    stat_p->disk_bytes_used = disk.bytes;
+    stat_p->disk_bytes_max = disk.bytes_max;
+    stat_p->disk_read_only = disk.read_only;
     stat_p->fragmentation =
         used < all ? 1.0 - (double)kvs_pool_largest(store->pool) / (double)(all - used) : 0.0;
 }
 
 void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx)
 {
-    kvs_index_set_listener(store->index, fn, ctx);
+    store->listener = fn;
+    store->listener_ctx = ctx;
 }
 
 bool kvs_store_drop(kvs_store_t *store, const as_key_t *key)
 {
     bool any = false;
     for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
+        any |= kvs_tier_remove(store, key, kind); // first: leaving RAM is told then
         kvs_block_t *block = kvs_index_find(store->index, key, kind);
         if (block) {
             kvs_index_doom(store->index, block);
@@ -302,7 +329,7 @@ bool kvs_store_drop(kvs_store_t *store, const as_key_t *key)
 
 uint64_t kvs_store_drop_all(kvs_store_t *store)
 {
-    uint64_t dropped = 0;
+    uint64_t dropped = kvs_tier_remove_all(store);
     kvs_block_t *block;
     while ((block = kvs_index_oldest(store->index)) != NULL) {
         kvs_index_doom(store->index, block);

@@ -18,6 +18,9 @@
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
 #define KVS_CONN_READS_MAX (2 * KVS_CONN_ASKS_MAX)
+#define KVS_PROMOTIONS_MAX  256u    // blocks being read from disk
+#define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
+#define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
 #define KVS_SWEEP_US       50000u
 #define KVS_LEASE_GRACE_US 20000u // a lease is kept this much longer than the reader was told
 #define KVS_VERIFY_BYTES_MAX                                                                       \
@@ -38,6 +41,16 @@ typedef enum kvs_metric {
     KVS_METRIC_LEASES,
     KVS_METRIC_RESERVATIONS,
     KVS_METRIC_CONNECTIONS,
+    KVS_METRIC_PROMOTIONS,
+    KVS_METRIC_DISK_SKIPPED,
+    KVS_METRIC_DISK_BLOCKS,
+    KVS_METRIC_DISK_USED_BYTES,
+    KVS_METRIC_DISK_BYTES,
+    KVS_METRIC_DISK_QUEUE_BYTES,
+    KVS_METRIC_DISK_FAILURES,
+    KVS_METRIC_DISK_CORRUPT,
+    KVS_METRIC_DISK_DROPPED,
+    KVS_METRIC_DISK_READ_ONLY,
     KVS_METRIC_COMMIT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
@@ -60,11 +73,14 @@ typedef struct kvs_locate {
     kvs_conn_t *conn;
     struct kvs_locate *next; // unused ones
     as_wire_locate_t header;
+    uint32_t promoting;     // blocks that it waits for; 0: none
+    uint64_t wait_until_us; // no longer
     as_key_t *keys;  // AS_WIRE_KEYS_MAX
     uint8_t *answer; // AS_WIRE_LOCATED_BYTES_MAX
 } kvs_locate_t;
 
 typedef struct kvs_puts kvs_puts_t;
+typedef struct kvs_tier kvs_tier_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -77,6 +93,9 @@ struct kvs_store {
     kvs_index_t *index;
     kvs_leases_t *leases;
     kvs_puts_t *puts;
+    kvs_tier_t *tier; // NULL: RAM only
+    kvs_event_fn listener;
+    void *listener_ctx;
     as_pool_t *reads;
     kvs_locate_t *locates_unused;
     kvs_locate_t locates[KVS_LOCATES_MAX];
@@ -106,6 +125,9 @@ static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t am
 // serve.c: connections and what reads.
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);
 as_status_t kvs_locates_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_locate_answer(kvs_locate_t *locate);
+// Answers those that have waited long enough for the disk; whether others still wait.
+bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us);
 void kvs_conn_close(
     kvs_conn_t *conn); // ends its leases and reservations; the pointer may be dead after it
 void kvs_conn_hold(kvs_conn_t *conn); // a callback will come with it
@@ -127,6 +149,24 @@ void kvs_put_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask);
 void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *msg);
 void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg);
 void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
+
+// tier.c: between RAM and disk.
+struct kvs_disk_stat;
+typedef void (*kvs_tier_done_fn)(void *ctx, as_status_t status);
+as_status_t kvs_tier_alloc(kvs_store_t *store) AS_MUST_USE; // none without a directory
+void kvs_tier_free(kvs_store_t *store);
+void kvs_tier_on_index_event(void *store, kvs_event_t event, const as_key_t *key);
+void kvs_tier_write_behind(kvs_store_t *store, kvs_block_t *block);
+// `done` once a power cut can no longer lose the block. AS_ERR_UNSUPPORTED without a disk.
+as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_tier_done_fn done,
+                                   void *ctx) AS_MUST_USE;
+// Brings what a LOCATE asks for and disk has. True: kvs_locate_answer is called when it is here.
+bool kvs_tier_wait(kvs_locate_t *locate);
+void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer
+bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind);
+uint64_t kvs_tier_remove_all(kvs_store_t *store);
+const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
+void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p);
 
 // admin.c
 as_status_t kvs_admin_alloc(kvs_store_t *store) AS_MUST_USE;

@@ -63,6 +63,8 @@ typedef enum as_wire_type {
 } as_wire_type_t;
 
 typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
+enum { AS_WIRE_DURABLE = 1u }; // flag of COMMIT
+
 typedef enum as_wire_role { AS_WIRE_CLIENT = 1, AS_WIRE_STORE = 2 } as_wire_role_t;
 
 // Statuses on the wire have numbers of their own, which never change.
@@ -284,12 +286,12 @@ _Static_assert(sizeof(as_wire_ticket_t) == 24, "layout on the wire");
 // COMMIT; payload: crc_count checksums of 4 bytes
 //     16     8  ticket
 //     24     4  number of checksums: the layers of the block
-//     28     4  0
+//     28     4  flags: 1, durable: answered once a power cut can no longer lose the block
 typedef struct as_wire_commit {
     as_wire_head_t head;
     uint64_t ticket;
     uint32_t crc_count;
-    uint32_t reserved;
+    uint32_t flags;
 } as_wire_commit_t;
 _Static_assert(sizeof(as_wire_commit_t) == 32, "layout on the wire");
 

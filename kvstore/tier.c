@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between RAM and disk: blocks are written behind the puts, and brought back for a LOCATE.
+//
+// Every block that is sealed is queued for the disk. When the queue is full it stays in RAM only,
+// which is counted. Leaving RAM does not take a block from disk, nor is it told to the scheduler,
+// as long as the node still has it.
+//
+// A LOCATE that asks for blocks that are on disk only waits for them, all at once, for a bounded
+// time: then it is answered with what is in RAM. A promotion takes room in the pool as a writer
+// does: RESERVED, FILLING while the disk's thread reads and checks it, then SEALED.
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/log.h"
+#include "kvstore/disk/disk.h"
+#include "kvstore/disk/image.h"
+#include "kvstore/store.h"
+
+typedef struct promotion {
+    kvs_store_t *store;
+    kvs_block_t *block;
+    uint32_t waiting; // a bit for each slot of store->locates
+} promotion_t;
+
+typedef struct behind {
+    kvs_store_t *store;
+    kvs_block_t *block; // pinned
+    kvs_tier_done_fn done;
+    void *ctx;
+} behind_t;
+
+struct kvs_tier {
+    kvs_disk_t *disk;
+    as_pool_t *behinds;
+    as_pool_t *promotions;
+    promotion_t *open[KVS_PROMOTIONS_MAX];
+    uint32_t open_count;
+};
+
+// ---- events
+
+static void tell(kvs_store_t *store, kvs_event_t event, const as_key_t *key)
+{
+    if (store->listener) {
+        store->listener(store->listener_ctx, event, key);
+    }
+}
+
+static bool on_disk(const kvs_store_t *store, const as_key_t *key, uint32_t kind)
+{
+    return store->tier && kvs_disk_find(store->tier->disk, key, kind);
+}
+
+// The index hears of RAM only; the scheduler wants to know what the node has.
+void kvs_tier_on_index_event(void *ctx, kvs_event_t event, const as_key_t *key)
+{
+    kvs_store_t *store = ctx;
+    if (!on_disk(store, key, AS_WIRE_FULL)) {
+        tell(store, event, key);
+    }
+}
+
+static void on_gone(void *ctx, const kvs_spec_t *spec)
+{
+    kvs_store_t *store = ctx;
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, spec->kind);
+    if (!block) {
+        if (spec->kind == AS_WIRE_FULL) {
+            tell(store, KVS_BLOCK_REMOVED, &spec->key);
+        }
+    } else if (block->heat > 0) { // its second chance on disk
+        kvs_tier_write_behind(store, block);
+    }
+}
+
+// ---- writing
+
+static void on_written(void *ctx, as_status_t status)
+{
+    behind_t *behind = ctx;
+    kvs_store_t *store = behind->store;
+    kvs_tier_done_fn done = behind->done;
+    void *done_ctx = behind->ctx;
+    kvs_index_unpin(store->index, behind->block);
+    as_pool_give(store->tier->behinds, behind);
+    if (done) {
+        done(done_ctx, status);
+    }
+}
+
+static as_status_t write_block(kvs_store_t *store, kvs_block_t *block, kvs_tier_done_fn done,
+                               void *ctx)
+{
+    behind_t *behind = as_pool_take(store->tier->behinds);
+    if (!behind) {
+        return AS_ERR_BUSY;
+    }
+    *behind = (behind_t){store, block, done, ctx};
+    uint8_t *image = kvs_index_extent(store->index, block, 0);
+    // What lies behind the checksums is some other block's.
+    size_t used = kvs_image_crcs_at(&block->spec) + block->spec.layers * sizeof(uint32_t);
+    memset(image + used, 0, kvs_image_bytes(&block->spec) - used);
+    kvs_index_pin(store->index, block);
+    as_status_t status =
+        kvs_disk_write(store->tier->disk, &block->spec, image, done != NULL, on_written, behind);
+    if (status != AS_OK) {
+        kvs_index_unpin(store->index, block);
+        as_pool_give(store->tier->behinds, behind);
+    }
+    return status;
+}
+
+void kvs_tier_write_behind(kvs_store_t *store, kvs_block_t *block)
+{
+    if (!store->tier) {
+        return;
+    }
+    as_status_t status = write_block(store, block, NULL, NULL);
+    if (status != AS_OK && status != AS_ERR_EXISTS) {
+        kvs_count(&store->counted.disk_skipped, KVS_METRIC_DISK_SKIPPED, 1);
+    }
+}
+
+as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_tier_done_fn done,
+                                   void *ctx)
+{
+    return store->tier ? write_block(store, block, done, ctx) : AS_ERR_UNSUPPORTED;
+}
+
+// ---- promotion
+
+static void forget_promotion(kvs_tier_t *tier, promotion_t *promotion)
+{
+    uint32_t at = 0;
+    while (tier->open[at] != promotion) {
+        at++;
+    }
+    tier->open[at] = tier->open[--tier->open_count];
+    as_pool_give(tier->promotions, promotion);
+}
+
+static void on_promoted(void *ctx, as_status_t status)
+{
+    promotion_t *promotion = ctx;
+    kvs_store_t *store = promotion->store;
+    kvs_block_t *block = promotion->block;
+    uint32_t waiting = promotion->waiting;
+    kvs_index_unpin(store->index, block);
+    forget_promotion(store->tier, promotion);
+    if (status == AS_OK) {
+        kvs_index_seal(store->index, block, as_loop_now_us(store->options.loop));
+        kvs_count(&store->counted.promotions, KVS_METRIC_PROMOTIONS, 1);
+    } else {
+        kvs_index_doom(store->index, block);
+    }
+    for (; waiting; waiting &= waiting - 1) {
+        kvs_locate_t *locate = &store->locates[__builtin_ctz(waiting)];
+        AS_ASSERT(locate->promoting > 0);
+        if (--locate->promoting == 0) {
+            kvs_locate_answer(locate);
+        }
+    }
+}
+
+static promotion_t *promotion_of(const kvs_tier_t *tier, const as_key_t *key, uint32_t kind)
+{
+    for (uint32_t i = 0; i < tier->open_count; i++) {
+        const kvs_spec_t *spec = &tier->open[i]->block->spec;
+        if (spec->kind == kind && as_key_equal(&spec->key, key)) {
+            return tier->open[i];
+        }
+    }
+    return NULL;
+}
+
+static promotion_t *promote(kvs_store_t *store, const kvs_spec_t *found)
+{
+    kvs_tier_t *tier = store->tier;
+    kvs_spec_t spec = *found; // the call below may move it
+    kvs_block_t *block;
+    promotion_t *promotion = as_pool_take(tier->promotions);
+    if (!promotion) {
+        return NULL;
+    }
+    as_status_t status = kvs_index_reserve(store->index, &spec, &block);
+    if (status != AS_OK) {
+        if (status == AS_ERR_BUSY) {
+            kvs_store_evict_soon(store, kvs_image_bytes(&spec));
+        }
+        as_pool_give(tier->promotions, promotion);
+        return NULL;
+    }
+    kvs_index_fill(store->index, block);
+    kvs_index_pin(store->index, block);
+    *promotion = (promotion_t){.store = store, .block = block};
+    tier->open[tier->open_count++] = promotion;
+    status = kvs_disk_read(tier->disk, &spec, kvs_index_extent(store->index, block, 0), on_promoted,
+                           promotion);
+    if (status != AS_OK) {
+        kvs_index_unpin(store->index, block);
+        forget_promotion(tier, promotion);
+        kvs_index_doom(store->index, block);
+        return NULL;
+    }
+    kvs_store_evict_soon(store, 0);
+    return promotion;
+}
+
+bool kvs_tier_wait(kvs_locate_t *locate)
+{
+    kvs_store_t *store = locate->conn->store;
+    uint32_t slot = (uint32_t)(locate - store->locates), kind = locate->header.kind;
+    locate->promoting = 0;
+    if (!store->tier || locate->header.lease_ms == 0) { // without a lease it is only a look
+        return false;
+    }
+    for (uint32_t i = 0; i < locate->header.key_count; i++) {
+        const as_key_t *key = &locate->keys[i];
+        if (kvs_index_find(store->index, key, kind)) {
+            continue;
+        }
+        const kvs_spec_t *found = kvs_disk_find(store->tier->disk, key, kind);
+        promotion_t *promotion = promotion_of(store->tier, key, kind);
+        if (!promotion && found) {
+            promotion = promote(store, found);
+        }
+        if (promotion && !(promotion->waiting & 1u << slot)) {
+            promotion->waiting |= 1u << slot;
+            locate->promoting++;
+        }
+    }
+    if (locate->promoting > 0) {
+        locate->wait_until_us = as_loop_now_us(store->options.loop) + KVS_PROMOTE_WAIT_US;
+        kvs_store_watch(store);
+    }
+    return locate->promoting > 0;
+}
+
+void kvs_tier_give_up(kvs_locate_t *locate)
+{
+    kvs_store_t *store = locate->conn->store;
+    uint32_t bit = 1u << (locate - store->locates);
+    for (uint32_t i = 0; store->tier && i < store->tier->open_count; i++) {
+        store->tier->open[i]->waiting &= ~bit;
+    }
+    locate->promoting = 0;
+}
+
+// ---- the rest
+
+bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind)
+{
+    bool removed = store->tier && kvs_disk_remove(store->tier->disk, key, kind);
+    if (removed && kind == AS_WIRE_FULL && !kvs_index_find(store->index, key, kind)) {
+        tell(store, KVS_BLOCK_REMOVED, key);
+    }
+    return removed;
+}
+
+// How many of them were in no RAM.
+uint64_t kvs_tier_remove_all(kvs_store_t *store)
+{
+    uint64_t removed = 0;
+    uint32_t cursor = 0;
+    for (const kvs_spec_t *at; (at = kvs_tier_next(store, &cursor)) != NULL;) {
+        kvs_spec_t spec = *at;
+        bool in_ram = kvs_index_find(store->index, &spec.key, spec.kind) != NULL;
+        removed += kvs_tier_remove(store, &spec.key, spec.kind) && !in_ram;
+    }
+    return removed;
+}
+
+const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p)
+{
+    return store->tier ? kvs_disk_next(store->tier->disk, cursor_p) : NULL;
+}
+
+void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p)
+{
+    memset(stat_p, 0, sizeof(*stat_p));
+    if (store->tier) {
+        kvs_disk_stat(store->tier->disk, stat_p);
+    }
+}
+
+as_status_t kvs_tier_alloc(kvs_store_t *store)
+{
+    const kvs_store_options_t *options = &store->options;
+    if (!options->disk_directory) {
+        return AS_OK;
+    }
+    kvs_tier_t *tier = as_mem_zalloc(1, sizeof(*tier));
+    if (!tier) {
+        return AS_ERR_NO_MEMORY;
+    }
+    store->tier = tier;
+    const kvs_disk_options_t disk = {.loop = options->loop,
+                                     .directory = options->disk_directory,
+                                     .bytes_max = options->disk_bytes,
+                                     .queue_bytes_max = options->disk_queue_bytes,
+                                     .reads_max = KVS_PROMOTIONS_MAX,
+                                     .on_gone = on_gone,
+                                     .ctx = store};
+    as_status_t status =
+        as_pool_alloc("kvs behinds", sizeof(behind_t), KVS_BEHINDS_MAX, &tier->behinds);
+    if (status == AS_OK) {
+        status = as_pool_alloc("kvs promotions", sizeof(promotion_t), KVS_PROMOTIONS_MAX,
+                               &tier->promotions);
+    }
+    return status == AS_OK ? kvs_disk_alloc(&disk, &tier->disk) : status;
+}
+
+void kvs_tier_free(kvs_store_t *store)
+{
+    kvs_tier_t *tier = store->tier;
+    if (!tier) {
+        return;
+    }
+    store->listener = NULL;
+    kvs_disk_free(tier->disk); // what is under way is called back now
+    as_pool_free(tier->behinds);
+    as_pool_free(tier->promotions);
+    as_mem_free(tier);
+    store->tier = NULL;
+}
