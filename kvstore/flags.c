@@ -10,6 +10,8 @@
 
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name;
+    const char *disk;
+    int64_t disk_bytes, disk_queue_bytes;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
 } values;
 
@@ -41,6 +43,13 @@ static const as_option_t table[] = {
         .min = 1, .max = 100),
     ROW("evict-low", INT, evict_low, "90", "PERCENT", "memory in use at which eviction ends",
         .min = 0, .max = 100),
+    ROW("disk", STRING, disk, NULL, "DIR",
+        "keep blocks on disk too, in this directory of the store's own; without it in memory only"),
+    ROW("disk-size", BYTES, disk_bytes, "64GiB", "BYTES", "files of --disk, at most",
+        .min = 2 << 20, .max = 1e15),
+    ROW("disk-queue", BYTES, disk_queue_bytes, "256MiB", "BYTES",
+        "waiting to be written; beyond it new blocks stay in memory only", .min = 1 << 20,
+        .max = 1e12),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
     AS_DAEMON_OPTIONS(common),
 };
@@ -88,6 +97,9 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.data_address = values.data_address;
     flags_p->store.incarnation = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
     flags_p->store.ram_bytes = (size_t)values.ram_bytes;
+    flags_p->store.disk_directory = values.disk;
+    flags_p->store.disk_bytes = (uint64_t)values.disk_bytes;
+    flags_p->store.disk_queue_bytes = (uint64_t)values.disk_queue_bytes;
     flags_p->store.blocks_max = (uint32_t)values.blocks_max;
     flags_p->store.lease_us_max = (uint64_t)values.lease_ms_max * 1000;
     flags_p->store.reservation_us = (uint64_t)values.reservation_ms * 1000;

@@ -227,7 +227,8 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
             continue;
         }
         left--;
-        if (put->state != DEAD && put->state != CHECKING && put->state != STORING && put->deadline_us <= now_us) {
+        if (put->state != DEAD && put->state != CHECKING && put->state != STORING &&
+            put->deadline_us <= now_us) {
             AS_INFO("kvstore", "reservation expired");
             put_end(put, AS_ERR_LEASE);
         }

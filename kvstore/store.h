@@ -17,12 +17,12 @@
 #define KVS_CONN_ASKS_MAX 256u // asks in flight on one connection, as its client is told
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
-#define KVS_CONN_READS_MAX (2 * KVS_CONN_ASKS_MAX)
+#define KVS_CONN_READS_MAX  (2 * KVS_CONN_ASKS_MAX)
 #define KVS_PROMOTIONS_MAX  256u    // blocks being read from disk
 #define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
 #define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
-#define KVS_SWEEP_US       50000u
-#define KVS_LEASE_GRACE_US 20000u // a lease is kept this much longer than the reader was told
+#define KVS_SWEEP_US        50000u
+#define KVS_LEASE_GRACE_US  20000u // a lease is kept this much longer than the reader was told
 #define KVS_VERIFY_BYTES_MAX                                                                       \
     (4u << 20) // checksummed in one turn of the loop, so that it stays live
 
@@ -75,8 +75,8 @@ typedef struct kvs_locate {
     as_wire_locate_t header;
     uint32_t promoting;     // blocks that it waits for; 0: none
     uint64_t wait_until_us; // no longer
-    as_key_t *keys;  // AS_WIRE_KEYS_MAX
-    uint8_t *answer; // AS_WIRE_LOCATED_BYTES_MAX
+    as_key_t *keys;         // AS_WIRE_KEYS_MAX
+    uint8_t *answer;        // AS_WIRE_LOCATED_BYTES_MAX
 } kvs_locate_t;
 
 typedef struct kvs_puts kvs_puts_t;

@@ -101,8 +101,8 @@ static as_status_t write_block(kvs_store_t *store, kvs_block_t *block, kvs_tier_
     size_t used = kvs_image_crcs_at(&block->spec) + block->spec.layers * sizeof(uint32_t);
     memset(image + used, 0, kvs_image_bytes(&block->spec) - used);
     kvs_index_pin(store->index, block);
-    as_status_t status =
-        kvs_disk_write(store->tier->disk, &block->spec, image, done != NULL, on_written, behind);
+    const kvs_disk_write_t params = {&block->spec, image, done != NULL, on_written, behind};
+    as_status_t status = kvs_disk_write(store->tier->disk, &params);
     if (status != AS_OK) {
         kvs_index_unpin(store->index, block);
         as_pool_give(store->tier->behinds, behind);

@@ -10,7 +10,7 @@
 #include "common/mem.h"
 #include "kvstore/disk/state.h"
 
-#define FAILURES_MAX   8u // writes in a row
+#define FAILURES_MAX 8u // writes in a row
 
 // ---- jobs
 
@@ -77,8 +77,9 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
     disk->failures_in_a_row += !full;
     if (disk->failures_in_a_row == FAILURES_MAX) {
         disk->stat.read_only = true;
-        AS_ERROR("disk", "%u writes in a row failed: the tier only reads from here; see to the disk "
-                         "and start the store again",
+        AS_ERROR("disk",
+                 "%u writes in a row failed: the tier only reads from here; see to the disk "
+                 "and start the store again",
                  FAILURES_MAX);
     }
 }
@@ -145,9 +146,9 @@ const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, uin
     return at == KVS_DISK_NONE || disk->entries[at].writing ? NULL : &disk->entries[at].record.spec;
 }
 
-as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_spec_t *spec, void *image, bool durable,
-                           kvs_disk_done_fn done, void *ctx)
+as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
 {
+    const kvs_spec_t *spec = params->spec;
     size_t bytes = kvs_image_bytes(spec);
     if (disk->stat.read_only) {
         return AS_ERR_IO;
@@ -170,7 +171,7 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_spec_t *spec, void *image
     kvs_record_t record = {.spec = *spec,
                            .segment = segment->number,
                            .offset = segment->used_bytes,
-                           .digest = kvs_image_digest(spec, image)};
+                           .digest = kvs_image_digest(spec, params->image)};
     kvs_job_t *job = kvs_disk_job(disk, KVS_JOB_WRITE);
     status = job ? kvs_table_add(disk, &record, segment, &job->entry) : AS_ERR_NO_MEMORY;
     if (status != AS_OK) {
@@ -185,11 +186,11 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_spec_t *spec, void *image
     disk->stat.queued_bytes += bytes;
     job->segment = segment;
     job->record = record;
-    job->image = image;
+    job->image = params->image;
     job->bytes = bytes;
-    job->durable = durable;
-    job->done = done;
-    job->ctx = ctx;
+    job->durable = params->durable;
+    job->done = params->done;
+    job->ctx = params->ctx;
     kvs_worker_give(disk->writer, job);
     return AS_OK;
 }

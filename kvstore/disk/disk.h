@@ -56,12 +56,17 @@ as_status_t kvs_disk_alloc(const kvs_disk_options_t *options, kvs_disk_t **disk_
 void kvs_disk_free(kvs_disk_t *disk);
 // The spec of a block on disk; NULL: it is not there. Valid until the next call.
 const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind);
-// Writes a block. image: as in the pool (disk/image.h), aligned to 4096 and unchanged until `done`.
-// durable: `done` comes when a power cut can no longer lose it. AS_ERR_EXISTS: it is there or being
-// written; AS_ERR_BUSY: the queue is full; AS_ERR_LIMIT: larger than a segment; AS_ERR_IO: the tier
-// only reads.
-as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_spec_t *spec, void *image, bool durable,
-                           kvs_disk_done_fn done, void *ctx) AS_MUST_USE;
+typedef struct kvs_disk_write {
+    const kvs_spec_t *spec; // copied
+    void *image;           // as in the pool (disk/image.h), aligned to 4096; unchanged until `done`
+    bool durable;          // `done` comes when a power cut can no longer lose it
+    kvs_disk_done_fn done; // may be NULL
+    void *ctx;
+} kvs_disk_write_t;
+
+// Writes a block. AS_ERR_EXISTS: it is there or being written; AS_ERR_BUSY: the queue is full;
+// AS_ERR_LIMIT: larger than a segment; AS_ERR_IO: the tier only reads.
+as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params) AS_MUST_USE;
 // Reads a block into `image` (kvs_image_bytes long, aligned to 4096) and checks it. AS_ERR_NOT_FOUND
 // at once, or in `done` AS_ERR_IO or AS_ERR_CHECKSUM: then the block is gone from disk.
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,

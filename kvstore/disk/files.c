@@ -68,7 +68,8 @@ static as_status_t lock_directory(kvs_files_t *files)
         return AS_ERR_IO;
     }
     if (flock(files->lock_fd, LOCK_EX | LOCK_NB) != 0) {
-        AS_ERROR("disk", "%s is in use by another store: give each its own --disk", files->directory);
+        AS_ERROR("disk", "%s is in use by another store: give each its own --disk",
+                 files->directory);
         return AS_ERR_EXISTS;
     }
     return AS_OK;
@@ -85,7 +86,8 @@ as_status_t kvs_files_open(const char *directory, uint64_t segment_bytes, kvs_fi
     int length = snprintf(files->directory, sizeof(files->directory), "%s", directory);
     char segments[4096];
     snprintf(segments, sizeof(segments), "%s/segments", files->directory);
-    as_status_t status = length > 0 && length < (int)sizeof(files->directory) ? AS_OK : AS_ERR_CONFIG;
+    as_status_t status =
+        length > 0 && length < (int)sizeof(files->directory) ? AS_OK : AS_ERR_CONFIG;
     if (status == AS_OK) {
         status = make_directory(files->directory);
     }
@@ -325,7 +327,8 @@ static kvs_job_t *read_some(kvs_files_t *files, kvs_job_t *job)
         if (as_fault(AS_FAULT_disk_read_corrupt)) {
             ((uint8_t *)first->image)[first->bytes / 3] ^= 1;
         }
-        first->status = first->error != 0 ? AS_ERR_IO : kvs_image_check(&first->record, first->image);
+        first->status =
+            first->error != 0 ? AS_ERR_IO : kvs_image_check(&first->record, first->image);
     }
     return job;
 }

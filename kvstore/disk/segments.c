@@ -54,7 +54,7 @@ void kvs_segment_remove_if_unread(kvs_disk_t *disk, kvs_segment_t *segment)
         return;
     }
     kvs_job_t *job = kvs_disk_job(disk, KVS_JOB_REMOVE);
-    if (job) { // else with the next read, or at the next start
+    if (job) {                          // else with the next read, or at the next start
         segment->reads = KVS_DISK_NONE; // once
         job->segment = segment;
         kvs_worker_give(disk->writer, job);
@@ -120,8 +120,7 @@ void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment)
         kvs_segment_unlink(disk, segment);
         if (segment->failed == ENOSPC && disk->segment_count > 0) {
             disk->segments_max = disk->segment_count;
-            AS_WARN("disk", "the disk is full: the tier keeps to %u segments",
-                    disk->segments_max);
+            AS_WARN("disk", "the disk is full: the tier keeps to %u segments", disk->segments_max);
         }
     }
     if (segment->writing == 0) {

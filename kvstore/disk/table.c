@@ -18,7 +18,7 @@ uint32_t kvs_table_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t ki
 {
     uint32_t at = disk->buckets[bucket_of(disk, key, kind)];
     while (at != KVS_DISK_NONE && (disk->entries[at].record.spec.kind != kind ||
-                          !as_key_equal(&disk->entries[at].record.spec.key, key))) {
+                                   !as_key_equal(&disk->entries[at].record.spec.key, key))) {
         at = disk->entries[at].key_next;
     }
     return at;
@@ -41,7 +41,8 @@ static as_status_t grow(kvs_disk_t *disk)
         return AS_ERR_LIMIT;
     }
     uint32_t *buckets = as_mem_alloc(count * sizeof(uint32_t));
-    kvs_entry_t *entries = buckets ? as_mem_realloc(disk->entries, count * sizeof(kvs_entry_t)) : NULL;
+    kvs_entry_t *entries =
+        buckets ? as_mem_realloc(disk->entries, count * sizeof(kvs_entry_t)) : NULL;
     if (!entries) {
         as_mem_free(buckets);
         return AS_ERR_NO_MEMORY;
@@ -65,7 +66,7 @@ static as_status_t grow(kvs_disk_t *disk)
 }
 
 as_status_t kvs_table_add(kvs_disk_t *disk, const kvs_record_t *record, kvs_segment_t *segment,
-                             uint32_t *at_p)
+                          uint32_t *at_p)
 {
     // Growing rebuilds the buckets, and with them the list of unused entries would be lost: so only
     // when none is left.

@@ -25,12 +25,12 @@ typedef struct kvs_segment {
     uint32_t first_entry; // of the list of its entries
     uint32_t entries, writing, reads;
     bool broken; // its file could not be made
-    bool going; // its blocks are forgotten, its file goes once nothing reads it
+    bool going;  // its blocks are forgotten, its file goes once nothing reads it
     struct kvs_segment *older, *newer;
 } kvs_segment_t;
 
 typedef struct kvs_job {
-    struct kvs_job *next; // in the queue
+    struct kvs_job *next;                  // in the queue
     struct kvs_job *prev_open, *next_open; // of all that are out
     kvs_job_kind_t kind;
     as_task_t task; // posted to the loop when it is done

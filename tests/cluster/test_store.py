@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One store by itself: what it takes of the machine, and gives back."""
+"""One store: what it takes of the machine and gives back, and what it keeps on disk."""
 import os
+import re
 import subprocess
+import urllib.request
 
-from harness import BIN, END_SECONDS, Process
+from harness import BIN, END_SECONDS, Cluster, Process, ask, wait_until
 
 STORE = os.path.join(BIN, "assay-kvstore")
 
@@ -24,3 +26,35 @@ def test_a_killed_store_leaves_no_shared_memory(tmp_path):
     store.end()
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if os.stat(f"/dev/shm/{name}").st_size >= 64 << 20]
+
+
+def disk_blocks(store):
+    text = urllib.request.urlopen(f"http://{store.address['http']}/metrics", timeout=30).read().decode()
+    return float(re.search(r"^assay_kvstore_disk_stored_blocks (\S+)$", text, re.M).group(1))
+
+
+def test_a_killed_store_finds_its_blocks_on_disk_again(tmp_path):
+    disk = [f"--disk={tmp_path / 'disk'}", "--disk-size=256MiB"]
+    with open(os.path.join(os.path.dirname(__file__), "..", "..", "docs", "demo-text.txt")) as file:
+        prompt = file.read()[:2400]
+    with Cluster(tmp_path, store_options=disk) as world:
+        first = ask(world.url(), prompt)
+        assert first.cached == 0
+        wait_until(lambda: disk_blocks(world.stores[0]) >= 6, 30, "the blocks are on disk")
+        held = int(disk_blocks(world.stores[0]))
+        world.stores[0].kill()
+        world.start_store()
+        assert disk_blocks(world.stores[1]) == held
+        wait_until(lambda: world.stat()["directory_blocks"] >= held, 30, "the new store has told its blocks")
+        wait_until(lambda: ask(world.url(), prompt).cached > 0, 60, "the prefix comes from disk")
+        again = ask(world.url(), prompt)
+        assert again.bits == first.bits
+
+
+def test_two_stores_do_not_share_a_directory(tmp_path):
+    disk = f"--disk={tmp_path / 'disk'}"
+    store = Process("assay-kvstore", ["--ram=16MiB", disk, "--disk-size=16MiB"], tmp_path / "store.log").wait_ready()
+    done = subprocess.run([STORE, "--ram=16MiB", disk, "--disk-size=16MiB"], capture_output=True, text=True,
+                          timeout=END_SECONDS)
+    assert done.returncode == 1 and "in use by another store" in done.stderr
+    assert store.end() == 0

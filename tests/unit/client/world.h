@@ -33,6 +33,7 @@ typedef struct world {
     uint32_t store_count;
     assay_client_t *client;
     as_shape_t shape;
+    bool durable; // of the puts that follow
     as_key_t namespace_key;
     as_key_t keys[WORLD_BLOCKS_MAX];
 } world_t;
@@ -241,6 +242,7 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
         .run_key = world->keys[block / AS_RUN_BLOCKS * AS_RUN_BLOCKS],
         .token_count = world->shape.block_tokens,
         .block = result->bytes,
+        .durable = world->durable,
         .deadline_us = deadline_us,
         .on_done = on_put_done,
         .ctx = result,

@@ -97,10 +97,8 @@ static int end(void **state)
 
 static kvs_spec_t spec_of(uint32_t n)
 {
-    kvs_spec_t spec = {.kind = AS_WIRE_FULL,
-                       .layers = LAYERS,
-                       .extent_bytes = EXTENT_BYTES,
-                       .tokens = 64};
+    kvs_spec_t spec = {
+        .kind = AS_WIRE_FULL, .layers = LAYERS, .extent_bytes = EXTENT_BYTES, .tokens = 64};
     memcpy(spec.key.bytes, &n, sizeof(n));
     spec.key.bytes[31] = 7;
     memset(spec.parent.bytes, (int)(n % 251), sizeof(spec.parent.bytes));
@@ -139,6 +137,12 @@ static void on_done(void *ctx, as_status_t status)
     waited->status = status;
 }
 
+static as_status_t give(const kvs_spec_t *spec, void *image, bool durable, waited_t *waited)
+{
+    const kvs_disk_write_t params = {spec, image, durable, on_done, waited};
+    return kvs_disk_write(disk, &params);
+}
+
 static void nothing(void *ctx)
 {
     (void)ctx;
@@ -161,7 +165,7 @@ static as_status_t write_block(uint32_t n, bool durable)
     kvs_spec_t spec = spec_of(n);
     uint8_t *image = image_of(n);
     waited_t waited = {0};
-    as_status_t status = kvs_disk_write(disk, &spec, image, durable, on_done, &waited);
+    as_status_t status = give(&spec, image, durable, &waited);
     if (status == AS_OK) {
         wait_for(&waited, 1);
         assert_int_equal(waited.done, 1);
@@ -261,7 +265,7 @@ static void the_table_grows_with_its_blocks(void **state)
     waited_t waited = {0};
     for (uint32_t n = 0; n < 2500; n++) { // the same bytes under many keys: only found, not read
         kvs_spec_t spec = spec_of(n);
-        as_status_t status = kvs_disk_write(disk, &spec, image, false, on_done, &waited);
+        as_status_t status = give(&spec, image, false, &waited);
         assert_int_equal(status, AS_OK);
         wait_for(&waited, n + 1 > 30 ? n - 30 : 0);
     }
@@ -453,10 +457,10 @@ static void a_full_queue_says_busy(void **state)
     uint8_t *image = image_of(1);
     waited_t waited = {0};
     kvs_spec_t first = spec_of(1), second = spec_of(2);
-    assert_int_equal(kvs_disk_write(disk, &first, image, false, on_done, &waited), AS_OK);
-    assert_int_equal(kvs_disk_write(disk, &second, image, false, on_done, &waited), AS_ERR_BUSY);
+    assert_int_equal(give(&first, image, false, &waited), AS_OK);
+    assert_int_equal(give(&second, image, false, &waited), AS_ERR_BUSY);
     wait_for(&waited, 1);
-    assert_int_equal(kvs_disk_write(disk, &second, image, false, on_done, &waited), AS_OK);
+    assert_int_equal(give(&second, image, false, &waited), AS_OK);
     wait_for(&waited, 2);
     as_mem_free(image);
 }
@@ -468,7 +472,7 @@ static void everything_is_called_back_at_the_end(void **state)
     waited_t waited = {0};
     for (uint32_t n = 0; n < 30; n++) {
         kvs_spec_t spec = spec_of(n);
-        assert_int_equal(kvs_disk_write(disk, &spec, image, n % 3 == 0, on_done, &waited), AS_OK);
+        assert_int_equal(give(&spec, image, n % 3 == 0, &waited), AS_OK);
     }
     kvs_disk_free(disk);
     assert_int_equal(waited.done, 30);

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store with a disk and a client, over UCX: what is put comes back from disk, to the byte, and the
+// disk failing is a miss and nothing else.
+#include "world.h"
+
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static world_t world;
+static char directory[64];
+static uint32_t added, removed;
+
+static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
+{
+    (void)stat;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static world_options_t with_disk(size_t ram_bytes)
+{
+    world_options_t options = world_defaults(false);
+    options.store.ram_bytes = ram_bytes;
+    options.store.disk_directory = directory;
+    options.store.disk_bytes = 32u << 20;
+    return options;
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    strcpy(directory, "/tmp/assay-disk-XXXXXX");
+    assert_non_null(mkdtemp(directory));
+    as_log_set_level(AS_LOG_ERROR);
+    added = removed = 0;
+    return 0;
+}
+
+static int end(void **state)
+{
+    (void)state;
+    world_close(&world);
+    as_log_set_level(AS_LOG_INFO);
+    return nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+static kvs_stat_t stat_now(void)
+{
+    kvs_stat_t stat;
+    kvs_store_stat(world.stores[0], &stat);
+    return stat;
+}
+
+static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+{
+    (void)ctx;
+    (void)key;
+    added += event == KVS_BLOCK_ADDED;
+    removed += event == KVS_BLOCK_REMOVED;
+}
+
+// Until so many are on disk.
+static void wait_for_disk(uint64_t blocks)
+{
+    uint64_t end_us = as_loop_now_us(world.loop) + WAIT_US;
+    while (stat_now().disk_blocks < blocks) {
+        assert_true(as_loop_now_us(world.loop) < end_us);
+        world_pass(&world, 1000);
+    }
+}
+
+// Another store on the same directory, with nothing in RAM.
+static void start_again(const world_options_t *options)
+{
+    kvs_store_free(world.stores[0]);
+    assert_int_equal(world_store_start(&world, 0, &options->store), AS_OK);
+    world_tell_stores(&world);
+}
+
+static void durable_blocks_come_back_after_a_new_start(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 20);
+    assert_int_equal(stat_now().disk_blocks, 20);
+    start_again(&options);
+    assert_int_equal(stat_now().blocks, 0);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 20});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(stat_now().promotions, 20);
+    assert_int_equal(stat_now().blocks, 20);
+    assert_int_equal(put_block(&world, 3), AS_ERR_EXISTS);
+}
+
+static void the_others_are_written_behind(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    put_chain(&world, 20);
+    wait_for_disk(20);
+    start_again(&options);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 20}).status, AS_OK);
+}
+
+static void a_chain_larger_than_ram_is_kept(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(24 * 12288); // 24 blocks
+    world_open(&world, &options);
+    kvs_store_set_listener(world.stores[0], on_event, NULL);
+    for (uint32_t i = 0; i < 60; i++) {
+        as_status_t status;
+        while ((status = put_block(&world, i)) == AS_ERR_BUSY) {
+            world_pass(&world, 1000); // until there is room
+        }
+        assert_int_equal(status, AS_OK);
+        wait_for_disk(i + 1);
+    }
+    assert_true(stat_now().evictions > 30);
+    assert_int_equal(added, 60);
+    assert_int_equal(removed, 0); // the node still has them
+    for (uint32_t first = 0; first + 12 <= 60; first += 12) {
+        fetch_result_t result;
+        do {
+            result = fetch_chain(&world, (fetch_ask_t){.first = first, .count = 12});
+            world_pass(&world, 1000);
+        } while (result.status == AS_ERR_NOT_FOUND); // no room yet for what is brought back
+        assert_int_equal(result.status, AS_OK);
+    }
+    assert_int_equal(added, 60);
+    assert_int_equal(removed, 0);
+}
+
+static void what_disk_gives_back_wrong_is_a_miss_and_is_told(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 6);
+    start_again(&options);
+    kvs_store_set_listener(world.stores[0], on_event, NULL);
+    as_fault_arm(AS_FAULT_disk_read_corrupt, 3);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 6});
+    assert_int_equal(result.block_count, 2); // located up to the hole
+    assert_int_equal(removed, 1);
+    assert_int_equal(stat_now().disk_blocks, 5);
+    assert_int_equal(put_block(&world, 2), AS_OK); // as whoever computes it again does
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 6}).status, AS_OK);
+}
+
+static void without_a_disk_a_durable_put_fails_and_says_so(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(false);
+    world_open(&world, &options);
+    world.durable = true;
+    assert_int_equal(put_block(&world, 0), AS_ERR_IO);
+}
+
+static void a_durable_put_that_finds_no_disk_is_no_success(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    as_fault_arm(AS_FAULT_disk_write_fails, 1);
+    assert_int_not_equal(put_block(&world, 0), AS_OK);
+    assert_int_equal(put_block(&world, 1), AS_OK);
+    assert_int_equal(stat_now().disk_blocks, 1);
+}
+
+static void dropped_blocks_leave_disk_too(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 6);
+    kvs_store_set_listener(world.stores[0], on_event, NULL);
+    assert_true(kvs_store_drop(world.stores[0], &world.keys[5]));
+    assert_int_equal(removed, 1);
+    start_again(&options);
+    assert_int_equal(stat_now().disk_blocks, 5);
+    assert_int_equal(kvs_store_drop_all(world.stores[0]), 5);
+    start_again(&options);
+    assert_int_equal(stat_now().disk_blocks, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(durable_blocks_come_back_after_a_new_start),
+        TEST(the_others_are_written_behind),
+        TEST(a_chain_larger_than_ram_is_kept),
+        TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
+        TEST(without_a_disk_a_durable_put_fails_and_says_so),
+        TEST(a_durable_put_that_finds_no_disk_is_no_success),
+        TEST(dropped_blocks_leave_disk_too),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
