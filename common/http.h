@@ -59,6 +59,9 @@ const char *as_http_address(const as_http_t *http);
 // Whether one could listen on the address now, for who has long work to do before; the reason is
 // logged.
 as_status_t as_http_check_address(const char *address) AS_MUST_USE;
+// The body is the handler's from now on, to as_mem_free; NULL when there is none. From the handler
+// only.
+char *as_http_request_take_body(as_http_request_t *request);
 void as_http_request_set_user(as_http_request_t *request, void *user);
 void *as_http_request_user(const as_http_request_t *request);
 // A header of the request, or NULL.

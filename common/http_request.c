@@ -261,6 +261,14 @@ void *as_http_request_user(const as_http_request_t *request)
     return request->user;
 }
 
+char *as_http_request_take_body(as_http_request_t *request)
+{
+    AS_ASSERT(request->magic == AS_HTTP_REQUEST_MAGIC && request->in_handler);
+    char *bytes = request->body.bytes;
+    request->body = (as_http_buffer_t){0};
+    return bytes;
+}
+
 const char *as_http_request_header(as_http_request_t *request, const char *name)
 {
     AS_ASSERT(request->magic == AS_HTTP_REQUEST_MAGIC && request->in_handler);

@@ -49,6 +49,7 @@ void gpw_generation_free(gpw_generation_t *generation)
     if (generation->is_tokenizing) { // the thread has ended
         as_loop_unpost(serve->options.loop, &generation->tokenizing.done);
     }
+    as_mem_free((char *)generation->body.bytes);
     as_mem_free(generation->tokenizing.tokens);
     gpw_prompt_fini(&generation->conversation);
     gpw_api_request_fini(&generation->request);
@@ -69,6 +70,9 @@ void gpw_generation_free(gpw_generation_t *generation)
 
 void gpw_generation_cancel(gpw_generation_t *generation)
 {
+    if (generation->is_tokenizing) {
+        return; // nothing is submitted, and the request may just be written
+    }
     for (uint32_t i = 0; i < generation->request.choices; i++) {
         if (generation->choices[i].active) {
             gpw_worker_cancel(generation->serve->worker, generation->choices[i].request_id);
@@ -447,9 +451,16 @@ static bool submit_all(gpw_generation_t *generation, const int32_t *tokens, size
     return true;
 }
 
-static bool submit_text(gpw_generation_t *generation)
+static bool submit_prepared(gpw_generation_t *generation)
 {
+    gpw_api_request_t *request = &generation->request;
     gpw_tokenize_job_t *job = &generation->tokenizing;
+    if (generation->failed) {
+        return false;
+    }
+    if (request->tokens) {
+        return submit_all(generation, request->tokens, request->token_count);
+    }
     if (job->status != AS_OK || job->token_count == 0) {
         return refuse_prompt(generation, job->status);
     }
@@ -483,14 +494,14 @@ static void on_tokenized(void *ctx)
     bool late =
         generation->serve->drain != GPW_DRAIN_NO && generation->serve->drain != GPW_DRAIN_WAITING;
     bool submitted =
-        generation->http && (late ? refuse_draining(generation) : submit_text(generation));
+        generation->http && (late ? refuse_draining(generation) : submit_prepared(generation));
     if (!submitted) {
         end_unsubmitted(generation);
     }
 }
 
-// Tokenizes the prompt or the conversation, and submits it then. False: the error is set.
-static bool tokenize(gpw_generation_t *generation)
+// The prompt or the conversation is what to encode. False: the error is set.
+static bool prepare_text(gpw_generation_t *generation)
 {
     gpw_serve_t *serve = generation->serve;
     gpw_tokenize_job_t *job = &generation->tokenizing;
@@ -510,34 +521,48 @@ static bool tokenize(gpw_generation_t *generation)
     job->options = (gpw_encode_options_t){.add_bos = true};
     job->tokens = as_mem_alloc((size_t)context_max * sizeof(*job->tokens));
     job->tokens_max = context_max;
-    job->done = (as_task_t){.fn = on_tokenized, .ctx = generation};
     if (!job->tokens) {
-        fail(generation, AS_ERR_NO_MEMORY, "out of memory: try again later");
-        return false;
+        gpw_api_error_set(&generation->error, (gpw_api_fault_t){503, "out_of_memory", NULL},
+                          "out of memory: try again later");
+        return refuse(generation);
     }
-    if (gpw_tokenize_start(serve->tokenize, job)) {
-        return submit_text(generation);
-    }
-    generation->is_tokenizing = true;
     return true;
 }
 
-static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_http_call_t *call)
+// Parses the body. On the tokenizer's thread if it is long: while `http` and the list of
+// generations are the loop's.
+static bool prepare(void *ctx)
 {
-    gpw_serve_t *serve = generation->serve;
+    gpw_generation_t *generation = ctx;
     gpw_api_request_t *request = &generation->request;
-    if (serve->drain != GPW_DRAIN_NO) {
-        return refuse_draining(generation);
-    }
-    const gpw_api_body_t body = {kind, call->body ? call->body : "", call->body_bytes};
-    if (!gpw_api_parse(&body, &serve->limits, request, &generation->error)) {
+    gpw_api_body_t body = generation->body;
+    body.bytes = body.bytes ? body.bytes : "";
+    bool parsed = gpw_api_parse(&body, &generation->serve->limits, request, &generation->error);
+    as_mem_free((char *)generation->body.bytes);
+    generation->body.bytes = NULL;
+    if (!parsed) {
         return refuse(generation);
     }
-    if (!check_model(generation)) {
-        return false;
+    return check_model(generation) && !request->tokens && prepare_text(generation);
+}
+
+// False: the error is set.
+static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_http_call_t *call)
+{
+    gpw_tokenize_job_t *job = &generation->tokenizing;
+    if (generation->serve->drain != GPW_DRAIN_NO) {
+        return refuse_draining(generation);
     }
-    return request->tokens ? submit_all(generation, request->tokens, request->token_count)
-                           : tokenize(generation);
+    char *bytes = as_http_request_take_body(generation->http);
+    generation->body = (gpw_api_body_t){kind, bytes, call->body_bytes};
+    job->bytes = call->body_bytes;
+    job->prepare = prepare;
+    job->done = (as_task_t){.fn = on_tokenized, .ctx = generation};
+    if (gpw_tokenize_start(generation->serve->tokenize, job)) {
+        return submit_prepared(generation);
+    }
+    generation->is_tokenizing = true;
+    return true;
 }
 
 void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_kind_t kind,

@@ -51,7 +51,10 @@ struct gpw_generation {
     as_http_request_t *http; // NULL: answered, or the client has left
     gpw_api_request_t request;
     gpw_tokenize_job_t tokenizing;
-    bool is_tokenizing;        // `done` is to come
+    // `done` is to come; until then `request`, `error`, `failed` and what the job is made of are the
+    // thread's.
+    bool is_tokenizing;
+    gpw_api_body_t body;       // until it is parsed
     gpw_prompt_t conversation; // what is tokenized, of a chat
     char id[40];
     int64_t created_s;

@@ -11,13 +11,17 @@ struct gpw_tokenize {
     pthread_t thread;
     pthread_mutex_t lock; // of what follows
     pthread_cond_t changed;
-    gpw_tokenize_job_t *waiting; // shortest text first
+    gpw_tokenize_job_t *waiting; // shortest first
     bool ending;
 };
 
 static void encode(const gpw_tokenize_t *tokenize, gpw_tokenize_job_t *job)
 {
     job->token_count = 0;
+    if (job->prepare && !job->prepare(job->done.ctx)) {
+        job->status = AS_OK;
+        return;
+    }
     if (job->conversation) {
         job->status = gpw_tokenizer_encode_prompt(tokenize->tokenizer, job->conversation,
                                                   job->tokens, job->tokens_max, &job->token_count);
@@ -56,13 +60,13 @@ static void *thread_main(void *ctx)
 
 bool gpw_tokenize_start(gpw_tokenize_t *tokenize, gpw_tokenize_job_t *job)
 {
-    if (job->text_bytes <= GPW_TOKENIZE_SHORT_BYTES) {
+    if (job->bytes <= GPW_TOKENIZE_SHORT_BYTES) {
         encode(tokenize, job);
         return true;
     }
     pthread_mutex_lock(&tokenize->lock);
     gpw_tokenize_job_t **link = &tokenize->waiting;
-    while (*link && (*link)->text_bytes <= job->text_bytes) {
+    while (*link && (*link)->bytes <= job->bytes) {
         link = &(*link)->next;
     }
     job->next = *link;

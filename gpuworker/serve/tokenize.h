@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prompts become tokens on a thread of their own, so that a long one does not hold up the io loop.
+// Requests become tokens on a thread of their own, so that a long one does not hold up the io loop.
 //
-// The worst prompt that a context of 8192 tokens allows takes seconds. A short prompt is encoded
-// where it is asked for; of those that wait for the thread the shortest is next.
+// The worst prompt that a context of 8192 tokens allows takes seconds to encode, and 8 MiB of JSON
+// take a quarter of one to parse. A short request is done where it is asked for; of those that wait
+// for the thread the shortest is next.
 #ifndef GPW_TOKENIZE_H
 #define GPW_TOKENIZE_H
 
@@ -15,6 +16,10 @@ typedef struct gpw_tokenize gpw_tokenize_t;
 
 // The caller's, with all that it points to, until `done` has run or gpw_tokenize_free.
 typedef struct gpw_tokenize_job {
+    size_t bytes; // of the request: what it is judged by
+    // Reads the request and sets what follows. False: there is nothing to encode. NULL: it is set.
+    // Gets the ctx of `done`; must leave alone all that the loop's thread may touch meanwhile.
+    bool (*prepare)(void *ctx);
     const char *text;
     size_t text_bytes;
     const gpw_prompt_t *conversation; // whose text that is; NULL: a raw prompt, encoded by options

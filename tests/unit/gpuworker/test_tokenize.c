@@ -49,6 +49,7 @@ static void fill(prompt_t *prompt, uint32_t *ended_p, as_loop_t *loop, size_t by
         prompt->text[i] = (char)('a' + i * i % 23);
     }
     prompt->job = (gpw_tokenize_job_t){.text = prompt->text,
+                                       .bytes = bytes,
                                        .text_bytes = bytes,
                                        .tokens = prompt->tokens,
                                        .tokens_max = TOKENS,
@@ -87,6 +88,51 @@ static void a_short_prompt_is_done_at_once(void **state)
     as_loop_unpost(loop, &prompts[0].job.done);
     as_loop_run_once(loop, false);
     assert_int_equal(ended, 0);
+    as_loop_free(loop);
+    gpw_tokenizer_free(tokenizer);
+}
+
+static bool prepare_nothing(void *ctx)
+{
+    prompt_t *prompt = ctx;
+    prompt->job.text_bytes = 0;
+    return false;
+}
+
+static bool prepare_text(void *ctx)
+{
+    prompt_t *prompt = ctx;
+    prompt->job.text = prompt->text;
+    prompt->job.text_bytes = LONG_BYTES / 2;
+    return true;
+}
+
+static void a_request_is_read_where_it_is_encoded(void **state)
+{
+    (void)state;
+    static prompt_t prompts[JOBS];
+    uint32_t ended = 0;
+    gpw_tokenizer_t *tokenizer = open_tokenizer();
+    gpw_tokenize_t *tokenize = NULL;
+    as_loop_t *loop = NULL;
+    assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
+    assert_int_equal(gpw_tokenize_alloc(loop, tokenizer, &tokenize), AS_OK);
+    for (int i = 0; i < JOBS; i++) {
+        fill(&prompts[i], &ended, loop, LONG_BYTES);
+        prompts[i].job.text = NULL;
+        prompts[i].job.prepare = i % 2 ? prepare_text : prepare_nothing;
+        assert_false(gpw_tokenize_start(tokenize, &prompts[i].job));
+    }
+    as_loop_run(loop);
+    for (int i = 0; i < JOBS; i++) {
+        assert_int_equal(prompts[i].job.status, AS_OK);
+        assert_int_equal(prompts[i].job.text_bytes, i % 2 ? LONG_BYTES / 2 : 0);
+        if (i % 2) {
+            check_tokens(tokenizer, &prompts[i]);
+        }
+        assert_true((prompts[i].job.token_count > 0) == (i % 2));
+    }
+    gpw_tokenize_free(tokenize);
     as_loop_free(loop);
     gpw_tokenizer_free(tokenizer);
 }
@@ -172,6 +218,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_short_prompt_is_done_at_once),
+        cmocka_unit_test(a_request_is_read_where_it_is_encoded),
         cmocka_unit_test(of_those_that_wait_the_shortest_is_next),
         cmocka_unit_test(ends_with_jobs_that_wait),
         cmocka_unit_test(every_failed_allocation_is_the_outcome),
