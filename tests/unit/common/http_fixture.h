@@ -37,6 +37,7 @@ static int requests_seen, aborts_seen;
 static char last_method[32], last_path[256], last_header[256];
 static size_t last_body_bytes;
 static char *last_body;
+static char *taken_body; // of /take
 
 // ---- The handler
 
@@ -60,6 +61,9 @@ static inline void on_request(void *ctx, as_http_request_t *request, const as_ht
     memcpy(last_body, call->body ? call->body : "", last_body_bytes + 1); // with its NUL
     if (strcmp(call->path, "/now") == 0) {
         reply_text(request, 200, "at once");
+    } else if (strcmp(call->path, "/take") == 0) {
+        taken_body = as_http_request_take_body(request);
+        reply_text(request, 200, "taken");
     } else if (strcmp(call->path, "/free") == 0) {
         held[held_count++] = request;
         as_http_free(http); // aborts this one, too

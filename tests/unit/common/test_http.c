@@ -36,6 +36,23 @@ static void a_body_arrives_whole_and_terminated(void **state)
     close(fd);
 }
 
+static void a_body_may_be_taken_and_outlives_its_request(void **state)
+{
+    (void)state;
+    int fd = connect_client();
+    clear_answer();
+    send_text(fd, "POST /take HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello");
+    await_text(fd, "taken");
+    assert_non_null(taken_body);
+    assert_string_equal(taken_body, "hello");
+    as_mem_free(taken_body);
+    clear_answer();
+    send_text(fd, GET("/take"));
+    await_text(fd, "taken");
+    assert_null(taken_body);
+    close(fd);
+}
+
 static void a_chunked_body_arrives_whole(void **state)
 {
     (void)state;
@@ -449,6 +466,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(a_get_is_answered),
         TEST(a_body_arrives_whole_and_terminated),
+        TEST(a_body_may_be_taken_and_outlives_its_request),
         TEST(a_chunked_body_arrives_whole),
         TEST(an_answer_may_come_later),
         TEST(answers_go_to_their_own_clients_in_any_order),
