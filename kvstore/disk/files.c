@@ -216,35 +216,53 @@ void kvs_files_remove_segment(kvs_files_t *files, uint32_t number)
 
 // ---- the writer
 
-// Writes up to KVS_IO_DEPTH blocks at once. Returns the job behind them.
-static kvs_job_t *write_some(kvs_files_t *files, kvs_job_t *job)
+// The jobs of one run: of the writer its list, of the reader also what comes meanwhile.
+typedef struct feed {
+    kvs_files_t *files;
+    kvs_worker_t *worker;
+    kvs_job_t *next;
+} feed_t;
+
+static kvs_job_t *job_of(kvs_io_op_t *op)
 {
-    kvs_io_op_t ops[KVS_IO_DEPTH];
-    kvs_job_t *jobs[KVS_IO_DEPTH];
-    uint32_t count = 0;
-    for (; job && count < KVS_IO_DEPTH; job = job->next) {
+    return (kvs_job_t *)(void *)((char *)op - offsetof(kvs_job_t, io));
+}
+
+static kvs_io_op_t *io_of(kvs_job_t *job, bool write)
+{
+    job->io = (kvs_io_op_t){.fd = job->segment->fd,
+                            .write = write,
+                            .buffer = job->image,
+                            .bytes = job->bytes,
+                            .offset = job->record.offset};
+    return &job->io;
+}
+
+static kvs_io_op_t *next_write(void *ctx)
+{
+    feed_t *feed = ctx;
+    while (feed->next) {
+        kvs_job_t *job = feed->next;
+        feed->next = job->next;
         if (job->kind != KVS_JOB_WRITE) {
             continue;
         }
         kvs_segment_t *segment = job->segment;
         if (segment->fd < 0 && segment->failed == 0) {
-            make_segment(files, segment);
+            make_segment(feed->files, segment);
         }
         job->error = segment->failed;
         if (job->error == 0) {
-            ops[count] = (kvs_io_op_t){.fd = segment->fd,
-                                       .write = true,
-                                       .buffer = job->image,
-                                       .bytes = job->bytes,
-                                       .offset = job->record.offset};
-            jobs[count++] = job;
+            return io_of(job, true);
         }
     }
-    kvs_io_run(files->write_io, ops, count);
-    for (uint32_t i = 0; i < count; i++) {
-        jobs[i]->error = as_fault(AS_FAULT_disk_write_fails) ? EIO : ops[i].error;
-    }
-    return job;
+    return NULL;
+}
+
+static void on_write(void *ctx, kvs_io_op_t *op)
+{
+    (void)ctx;
+    job_of(op)->error = as_fault(AS_FAULT_disk_write_fails) ? EIO : op->error;
 }
 
 // The bytes of durable blocks, on disk.
@@ -288,54 +306,60 @@ static void remove_segment(kvs_files_t *files, kvs_segment_t *segment)
     }
 }
 
-void kvs_files_write(void *ctx, kvs_job_t *jobs)
+void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
 {
     kvs_files_t *files = ctx;
+    feed_t feed = {files, worker, jobs};
     bool sync = false;
-    for (kvs_job_t *job = jobs; job; job = write_some(files, job)) {
-    }
+    kvs_io_run(files->write_io, &(kvs_io_source_t){next_write, on_write, &feed});
     sync_bytes(jobs);
     for (kvs_job_t *job = jobs; job; job = job->next) {
         sync |= job->durable;
         catalog_one(files, job);
     }
     as_status_t committed = kvs_catalog_commit(files->catalog, sync);
-    for (kvs_job_t *job = jobs; job; job = job->next) {
+    for (kvs_job_t *job = jobs, *next; job; job = next) {
+        next = job->next;
         job->status = job->error != 0 ? status_of(job->error) : committed;
         if (job->kind == KVS_JOB_REMOVE) {
             remove_segment(files, job->segment);
         }
+        kvs_worker_finish(worker, job);
     }
 }
 
 // ---- the reader
 
-static kvs_job_t *read_some(kvs_files_t *files, kvs_job_t *job)
+static kvs_io_op_t *next_read(void *ctx)
 {
-    kvs_io_op_t ops[KVS_IO_DEPTH];
-    kvs_job_t *first = job;
-    uint32_t count = 0;
-    for (; job && count < KVS_IO_DEPTH; job = job->next) {
-        ops[count++] = (kvs_io_op_t){.fd = job->segment->fd,
-                                     .buffer = job->image,
-                                     .bytes = job->bytes,
-                                     .offset = job->record.offset};
+    feed_t *feed = ctx;
+    if (!feed->next) {
+        feed->next = kvs_worker_more(feed->worker);
     }
-    kvs_io_run(files->read_io, ops, count);
-    for (uint32_t i = 0; i < count; i++, first = first->next) {
-        first->error = as_fault(AS_FAULT_disk_read_fails) ? EIO : ops[i].error;
-        if (as_fault(AS_FAULT_disk_read_corrupt)) {
-            ((uint8_t *)first->image)[first->bytes / 3] ^= 1;
-        }
-        first->status =
-            first->error != 0 ? AS_ERR_IO : kvs_image_check(&first->record, first->image);
+    kvs_job_t *job = feed->next;
+    if (!job) {
+        return NULL;
     }
-    return job;
+    feed->next = job->next;
+    return io_of(job, false);
 }
 
-void kvs_files_read(void *ctx, kvs_job_t *jobs)
+// Checked while others are on their way.
+static void on_read(void *ctx, kvs_io_op_t *op)
 {
-    while (jobs) {
-        jobs = read_some(ctx, jobs);
+    feed_t *feed = ctx;
+    kvs_job_t *job = job_of(op);
+    job->error = as_fault(AS_FAULT_disk_read_fails) ? EIO : op->error;
+    if (as_fault(AS_FAULT_disk_read_corrupt)) {
+        ((uint8_t *)job->image)[job->bytes / 3] ^= 1;
     }
+    job->status = job->error != 0 ? AS_ERR_IO : kvs_image_check(&job->record, job->image);
+    kvs_worker_finish(feed->worker, job);
+}
+
+void kvs_files_read(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
+{
+    kvs_files_t *files = ctx;
+    feed_t feed = {files, worker, jobs};
+    kvs_io_run(files->read_io, &(kvs_io_source_t){next_read, on_read, &feed});
 }

@@ -38,11 +38,6 @@ void kvs_io_free(kvs_io_t *io)
     as_mem_free(io);
 }
 
-bool kvs_io_has_ring(const kvs_io_t *io)
-{
-    return io->has_ring;
-}
-
 // Takes in what one transfer brought: bytes, or a negative errno. True: it is over.
 static bool settle(kvs_io_op_t *op, ssize_t result)
 {
@@ -81,34 +76,53 @@ static void submit(kvs_io_t *io, kvs_io_op_t *op)
     io_uring_sqe_set_data(entry, op);
 }
 
-void kvs_io_run(kvs_io_t *io, kvs_io_op_t *ops, uint32_t count)
+static kvs_io_op_t *take(const kvs_io_source_t *source)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        ops[i].error = 0;
-        ops[i].done = 0;
-        if (!io->has_ring) {
-            run_plainly(&ops[i]);
+    kvs_io_op_t *op = source->next(source->ctx);
+    if (op) {
+        op->error = 0;
+        op->done = 0;
+    }
+    return op;
+}
+
+static uint32_t reap(kvs_io_t *io, const kvs_io_source_t *source)
+{
+    uint32_t over = 0;
+    struct io_uring_cqe *event;
+    while (io_uring_peek_cqe(&io->ring, &event) == 0) {
+        kvs_io_op_t *op = io_uring_cqe_get_data(event);
+        bool settled = settle(op, event->res);
+        io_uring_cqe_seen(&io->ring, event);
+        if (settled) {
+            source->done(source->ctx, op);
+            over++;
+        } else {
+            submit(io, op);
         }
     }
-    uint32_t next = io->has_ring ? 0 : count, in_flight = 0;
-    while (next < count || in_flight > 0) {
-        for (; next < count && in_flight < KVS_IO_DEPTH; next++, in_flight++) {
-            submit(io, &ops[next]);
+    return over;
+}
+
+void kvs_io_run(kvs_io_t *io, const kvs_io_source_t *source)
+{
+    kvs_io_op_t *op;
+    while (!io->has_ring && (op = take(source)) != NULL) {
+        run_plainly(op);
+        source->done(source->ctx, op);
+    }
+    for (uint32_t in_flight = 0; io->has_ring;) {
+        while (in_flight < KVS_IO_DEPTH && (op = take(source)) != NULL) {
+            submit(io, op);
+            in_flight++;
         }
-        struct io_uring_cqe *event;
+        if (in_flight == 0) {
+            return;
+        }
         int error = io_uring_submit_and_wait(&io->ring, 1);
         if (error < 0 && error != -EINTR) {
             AS_ERROR("disk", "io_uring failed (errno %d)", -error);
         }
-        while (io_uring_peek_cqe(&io->ring, &event) == 0) {
-            kvs_io_op_t *op = io_uring_cqe_get_data(event);
-            bool over = settle(op, event->res);
-            io_uring_cqe_seen(&io->ring, event);
-            if (over) {
-                in_flight--;
-            } else {
-                submit(io, op);
-            }
-        }
+        in_flight -= reap(io, source);
     }
 }

@@ -24,10 +24,16 @@ typedef struct kvs_io_op {
     size_t done; // out: bytes
 } kvs_io_op_t;
 
+// Where operations come from and go to. Both are called from kvs_io_run, while others are in flight.
+typedef struct kvs_io_source {
+    kvs_io_op_t *(*next)(void *ctx); // NULL: none now
+    void (*done)(void *ctx, kvs_io_op_t *op);
+    void *ctx;
+} kvs_io_source_t;
+
 as_status_t kvs_io_alloc(kvs_io_t **io_p) AS_MUST_USE;
 void kvs_io_free(kvs_io_t *io); // NULL is fine
-bool kvs_io_has_ring(const kvs_io_t *io);
-// Returns when all are done or have failed; each has its own error.
-void kvs_io_run(kvs_io_t *io, kvs_io_op_t *ops, uint32_t count);
+// Returns when the source has no more and all are done or have failed; each has its own error.
+void kvs_io_run(kvs_io_t *io, const kvs_io_source_t *source);
 
 #endif

@@ -8,7 +8,7 @@
 
 struct kvs_worker {
     as_loop_t *loop;
-    void (*run)(void *ctx, kvs_job_t *jobs);
+    void (*run)(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs);
     void *ctx;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -17,10 +17,10 @@ struct kvs_worker {
     bool ending;
 };
 
-static kvs_job_t *take_all(kvs_worker_t *worker)
+static kvs_job_t *take_all(kvs_worker_t *worker, bool wait)
 {
     pthread_mutex_lock(&worker->lock);
-    while (!worker->first && !worker->ending) {
+    while (wait && !worker->first && !worker->ending) {
         pthread_cond_wait(&worker->given, &worker->lock);
     }
     kvs_job_t *jobs = worker->first;
@@ -30,23 +30,29 @@ static kvs_job_t *take_all(kvs_worker_t *worker)
     return jobs;
 }
 
+kvs_job_t *kvs_worker_more(kvs_worker_t *worker)
+{
+    return take_all(worker, false);
+}
+
+void kvs_worker_finish(kvs_worker_t *worker, kvs_job_t *job)
+{
+    as_loop_post(worker->loop, &job->task);
+}
+
 static void *work(void *ctx)
 {
     kvs_worker_t *worker = ctx;
     kvs_job_t *jobs;
-    while ((jobs = take_all(worker)) != NULL) {
-        worker->run(worker->ctx, jobs);
-        while (jobs) {
-            kvs_job_t *next = jobs->next; // the loop may free it once it is posted
-            as_loop_post(worker->loop, &jobs->task);
-            jobs = next;
-        }
+    while ((jobs = take_all(worker, true)) != NULL) {
+        worker->run(worker->ctx, worker, jobs);
     }
     return NULL;
 }
 
-as_status_t kvs_worker_alloc(as_loop_t *loop, void (*run)(void *ctx, kvs_job_t *jobs), void *ctx,
-                             kvs_worker_t **worker_p)
+as_status_t kvs_worker_alloc(as_loop_t *loop,
+                             void (*run)(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs),
+                             void *ctx, kvs_worker_t **worker_p)
 {
     kvs_worker_t *worker = as_mem_zalloc(1, sizeof(*worker));
     if (!worker) {

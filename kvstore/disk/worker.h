@@ -6,6 +6,7 @@
 
 #include "common/loop.h"
 #include "kvstore/disk/catalog.h"
+#include "kvstore/disk/io.h"
 
 typedef enum kvs_job_kind {
     KVS_JOB_WRITE,  // a block into its segment, then into the catalog
@@ -43,6 +44,7 @@ typedef struct kvs_job {
     bool durable;
     kvs_record_t *dropped; // DROP: owned
     uint32_t dropped_count;
+    kvs_io_op_t io;
     as_status_t status;
     int error; // errno behind it
     void (*done)(void *ctx, as_status_t status);
@@ -51,12 +53,16 @@ typedef struct kvs_job {
 
 typedef struct kvs_worker kvs_worker_t;
 
-// `run` gets a list of jobs and sets their statuses; then each is posted to the loop.
-as_status_t kvs_worker_alloc(as_loop_t *loop, void (*run)(void *ctx, kvs_job_t *jobs), void *ctx,
-                             kvs_worker_t **worker_p) AS_MUST_USE;
+// `run` gets a list of jobs, sets their statuses and calls kvs_worker_finish for each.
+as_status_t kvs_worker_alloc(as_loop_t *loop,
+                             void (*run)(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs),
+                             void *ctx, kvs_worker_t **worker_p) AS_MUST_USE;
 // Runs what is queued, then ends. NULL is fine.
 void kvs_worker_free(kvs_worker_t *worker);
 void kvs_worker_give(kvs_worker_t *worker, kvs_job_t *job);
+// For `run`: what has been given meanwhile, or NULL; and the end of a job, which the loop may free.
+kvs_job_t *kvs_worker_more(kvs_worker_t *worker);
+void kvs_worker_finish(kvs_worker_t *worker, kvs_job_t *job);
 
 // What the two threads do (jobs.c).
 typedef struct kvs_files kvs_files_t;
@@ -69,7 +75,7 @@ as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment) A
 as_status_t kvs_files_each_segment(kvs_files_t *files, void (*each)(void *ctx, uint32_t number),
                                    void *ctx) AS_MUST_USE;
 void kvs_files_remove_segment(kvs_files_t *files, uint32_t number);
-void kvs_files_write(void *files, kvs_job_t *jobs); // all but READ
-void kvs_files_read(void *files, kvs_job_t *jobs);  // READ
+void kvs_files_write(void *files, kvs_worker_t *worker, kvs_job_t *jobs); // all but READ
+void kvs_files_read(void *files, kvs_worker_t *worker, kvs_job_t *jobs);  // READ
 
 #endif

@@ -10,10 +10,8 @@ prefix  a real cluster: time to first token of a 2,000-token prompt whose prefix
 
 Prints `row value target pass|miss`, after lines that name the machine, the commit and the command.
 """
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -22,47 +20,33 @@ import time
 import urllib.request
 from pathlib import Path
 
+import table
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 BIN = Path(os.environ["ASSAY_BIN"])
 MODEL = os.environ["ASSAY_MODEL"]
 THREADS = 2
 PREFIX_TOKENS = 2000
-ROWS = []
-
-
-def say(text):
-    print(f"# {text}", file=sys.stderr, flush=True)
-
-
-def row(name, value, target, at_most=False):
-    passed = value <= target if at_most else value >= target
-    ROWS.append({"row": name, "value": round(value, 3), "target": f"{'<=' if at_most else '>='}{target}",
-                 "verdict": "pass" if passed else "miss"})
-
-
-def one_line(command):
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def bench_model(quick):
     shape = ["--threads", str(THREADS), "--prompt", "512", "--decode", "64" if quick else "128", "--repeat", "1" if quick else "3"]
     ours, theirs = [], []
     for i in range(2 if quick else 3):
-        say(f"model: round {i + 1}")
-        ours.append(one_line([BIN / "bench_model", "--model", MODEL, *shape]))
-        theirs.append(one_line([sys.executable, HERE / "llama_cpp.py", MODEL, *shape]))
+        table.say(f"model: round {i + 1}")
+        ours.append(table.one_line([BIN / "bench_model", "--model", MODEL, *shape]))
+        theirs.append(table.one_line([sys.executable, HERE / "llama_cpp.py", MODEL, *shape]))
     for what, target in (("decode", 0.8), ("prefill", 0.6)):
         key = f"{what}_tokens_per_s"
         mine, other = (statistics.median(r[key] for r in runs) for runs in (ours, theirs))
-        say(f"{what}: {mine:.1f} tokens/s, llama.cpp {other:.1f}, {THREADS} threads")
-        row(f"{what}_vs_llama_cpp", mine / other, target)
+        table.say(f"{what}: {mine:.1f} tokens/s, llama.cpp {other:.1f}, {THREADS} threads")
+        table.row(f"{what}_vs_llama_cpp", mine / other, target)
     return {"assay": ours, "llama.cpp": theirs}
 
 
 def bench_fetch(quick):
-    say("fetch: a 64-block chain beside ucx_perftest")
+    table.say("fetch: a 64-block chain beside ucx_perftest")
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         options = ["--rounds", "2" if quick else "5", "--json", out.name]
         subprocess.run([sys.executable, HERE / "fetch.py", "--program", BIN / "bench_fetch", *options], check=True,
@@ -70,9 +54,9 @@ def bench_fetch(quick):
         measured = json.load(open(out.name))
     for name, value, target in measured["rows"]:
         if target:
-            row(name, value, target)
+            table.row(name, value, target)
         else:
-            say(f"{name} {value:.3f}")
+            table.say(f"{name} {value:.3f}")
     return measured
 
 
@@ -127,37 +111,14 @@ def bench_prefix(quick):
             assert cached == 0, "the cold prompt must not be in the stores"
             warm = cluster.wait_published(salt, prompt, PREFIX_TOKENS * 9 // 10 // 64 * 64)
             warm = min(warm, cluster.first_token(1, prompt, salt)[0])
-            say(f"prefix: first token {cold:.0f} ms recomputed, {warm:.0f} ms with the prefix from the stores")
+            table.say(f"prefix: first token {cold:.0f} ms recomputed, {warm:.0f} ms with the prefix from the stores")
             ratios.append(warm / cold)
             samples.append({"cold_ms": cold, "warm_ms": warm})
-    row("first_token_remote_prefix_vs_recompute", statistics.median(ratios), 0.15, at_most=True)
+    table.row("first_token_remote_prefix_vs_recompute", statistics.median(ratios), 0.15, at_most=True)
     return samples
 
 
-def machine():
-    model = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    return f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}"
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
-    parser.add_argument("--only", choices=["model", "fetch", "prefix"], help="one part")
-    args = parser.parse_args()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    facts = {"machine": machine(), "commit": commit.stdout.strip(), "command": "./dev bench " + " ".join(["spine", *sys.argv[1:]])}
-    parts = {"model": bench_model, "fetch": bench_fetch, "prefix": bench_prefix}
-    raw = {name: part(args.quick) for name, part in parts.items() if args.only in (None, name)}
-    if args.json:
-        print(json.dumps({**facts, "rows": ROWS, "raw": raw}, indent=1))
-    else:
-        for name, value in facts.items():
-            print(f"# {name}: {value}")
-        for r in ROWS:
-            print(r["row"], r["value"], r["target"], r["verdict"])
-    return 0 if all(r["verdict"] == "pass" for r in ROWS) else 1
-
+PARTS = {"model": bench_model, "fetch": bench_fetch, "prefix": bench_prefix}
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(table.main("spine", __doc__, PARTS))
