@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """curl and raw HTTP: malformed requests, limits, leaving clients, shutdown."""
+import http.client
 import json
 import os
 import re
@@ -228,6 +229,23 @@ def test_huge_prompts_are_refused_while_others_are_served(cluster):
         param = "prompt" if path == "completions" else "messages"
         assert (status, error["param"], error["code"]) == (400, param, "context_length_exceeded"), error
         assert "longer than the context of 2048" in error["message"]
+
+
+def test_health_is_answered_many_times_for_each_long_prompt(cluster):
+    """A loop that tokenizes answers about once between two prompts."""
+    body, refused, count = json.dumps({"prompt": letters(160000)}).encode(), [], 12
+    threads = [threading.Thread(target=lambda: refused.append(post(cluster.url() + "/v1/completions", body)[0]))
+               for _ in range(count)]
+    connection, polls = http.client.HTTPConnection(cluster.url().split("//")[1], timeout=30), 0
+    for thread in threads:
+        thread.start()
+    while len(refused) < count:
+        connection.request("GET", "/health")
+        assert connection.getresponse().read()
+        polls += 1
+    for thread in threads:
+        thread.join(180)
+    assert refused == [400] * count and polls > 4 * count, polls
 
 
 def test_clients_that_leave_while_their_prompts_are_tokenized_free_their_places(cluster):
