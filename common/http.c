@@ -13,6 +13,7 @@
 #include <netdb.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,22 +37,55 @@ static enum MHD_Result queue_answer(as_http_request_t *request)
     return queued;
 }
 
-// A body that is announced as too large is refused before it is sent where the client asks first,
-// or where reading and dropping it would take too long. The connection is closed after this answer.
-static bool refused_early(struct MHD_Connection *connection)
+typedef struct framing {
+    uint32_t lengths, encodings;
+    bool chunked;
+} framing_t;
+
+static enum MHD_Result on_framing_header(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                         const char *value)
 {
+    framing_t *framing = ctx;
+    (void)kind;
+    framing->lengths += strcasecmp(name, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
+    if (strcasecmp(name, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0) {
+        framing->encodings++;
+        framing->chunked = value && strcasecmp(value, "chunked") == 0;
+    }
+    return MHD_YES;
+}
+
+// Whether a proxy in front of us could take the end of the body to be elsewhere, and so let a
+// request pass inside of another's body (RFC 9112, section 6.3).
+static bool is_ambiguous(struct MHD_Connection *connection)
+{
+    framing_t framing = {0};
+    MHD_get_connection_values(connection, MHD_HEADER_KIND, on_framing_header, &framing);
+    return framing.lengths + framing.encodings > 1 || (framing.encodings && !framing.chunked);
+}
+
+// A body that is announced as too large is refused before it is sent where the client asks first,
+// or where reading and dropping it would take too long. Returns the code, 0 for none. The
+// connection is closed after this answer.
+static int early_refusal(struct MHD_Connection *connection)
+{
+    if (is_ambiguous(connection)) {
+        return MHD_HTTP_BAD_REQUEST;
+    }
     const char *length =
         MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
     unsigned long long bytes = length ? strtoull(length, NULL, 10) : 0;
     bool asks =
         MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_EXPECT) != NULL;
-    return bytes > (asks ? AS_HTTP_BODY_BYTES_MAX : AS_HTTP_DISCARD_BYTES_MAX);
+    return bytes > (asks ? AS_HTTP_BODY_BYTES_MAX : AS_HTTP_DISCARD_BYTES_MAX)
+               ? MHD_HTTP_CONTENT_TOO_LARGE
+               : 0;
 }
 
-static enum MHD_Result refuse_early(as_http_t *http, struct MHD_Connection *connection)
+static enum MHD_Result refuse_early(as_http_t *http, struct MHD_Connection *connection, int code)
 {
     as_http_refusal_t refusal;
-    as_http_refusal_init(http, MHD_HTTP_CONTENT_TOO_LARGE, &refusal);
+    as_http_refusal_init(http, code, &refusal);
     struct MHD_Response *response =
         MHD_create_response_from_buffer(strlen(refusal.body), refusal.body, MHD_RESPMEM_MUST_COPY);
     if (!response) {
@@ -59,6 +93,9 @@ static enum MHD_Result refuse_early(as_http_t *http, struct MHD_Connection *conn
     }
     enum MHD_Result queued =
         MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, refusal.content_type);
+    if (queued == MHD_YES) {
+        queued = MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+    }
     if (queued == MHD_YES) {
         queued = MHD_queue_response(connection, (unsigned)refusal.code, response);
     }
@@ -80,8 +117,9 @@ static enum MHD_Result as_http_on_access(void *ctx, struct MHD_Connection *conne
     if (!sender || sender->cut) {
         return MHD_NO;
     }
-    if (!request && refused_early(connection)) {
-        return refuse_early(http, connection);
+    int refusal = request ? 0 : early_refusal(connection);
+    if (refusal) {
+        return refuse_early(http, connection, refusal);
     }
     if (!request) {
         as_http_connection_receive(sender); // its body

@@ -31,6 +31,11 @@ void as_http_refusal_init(const as_http_t *http, int code, as_http_refusal_t *re
         snprintf(text, sizeof(text), "request body is larger than %u bytes: send a shorter one",
                  AS_HTTP_BODY_BYTES_MAX);
         break;
+    case MHD_HTTP_BAD_REQUEST:
+        snprintf(text, sizeof(text),
+                 "request does not say clearly where its body ends: send Content-Length once, or "
+                 "Transfer-Encoding: chunked");
+        break;
     default:
         snprintf(text, sizeof(text), "out of memory: try again later");
         break;

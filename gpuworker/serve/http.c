@@ -79,7 +79,8 @@ void gpw_serve_reply_error(gpw_serve_t *serve, as_http_request_t *http,
 static const char *on_refuse(void *ctx, int code, const char *text, char *body, size_t bytes_max)
 {
     gpw_api_error_t error;
-    const char *reason = code == 408   ? "request_timeout"
+    const char *reason = code == 400   ? "ambiguous_length"
+                         : code == 408 ? "request_timeout"
                          : code == 413 ? "request_too_large"
                                        : "out_of_memory";
     (void)ctx;

@@ -247,6 +247,32 @@ static void a_body_without_any_measure_is_refused_at_once(void **state)
     close(fd);
 }
 
+// What one server on the way takes for the body and another for the next request.
+static void a_request_with_two_measures_is_refused_with_its_connection(void **state)
+{
+    (void)state;
+    static const char *const headers[] = {
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "Content-Length: 5\r\nContent-Length: 50\r\n",
+        "Transfer-Encoding: identity, chunked\r\n",
+        "transfer-encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    };
+    for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++) {
+        int fd = connect_client();
+        clear_answer();
+        uint32_t before = requests_seen;
+        send_text(fd, "POST /now HTTP/1.1\r\nHost: x\r\n");
+        send_text(fd, headers[i]);
+        send_text(fd, "\r\n0\r\n\r\nGET /now HTTP/1.1\r\nHost: x\r\n\r\n");
+        await_end(fd);
+        assert_int_equal(strncmp(answer, "HTTP/1.1 400 ", 13), 0);
+        assert_null(strstr(answer, "at once")); // the second was not served
+        assert_int_equal(requests_seen, before);
+        close(fd);
+    }
+}
+
 static void malformed_requests_get_an_error_or_the_end_and_the_server_goes_on(void **state)
 {
     (void)state;
@@ -478,6 +504,7 @@ int main(void)
         TEST(a_chunked_body_over_the_limit_is_refused),
         TEST(a_client_that_asks_first_is_refused_before_it_sends),
         TEST(a_body_without_any_measure_is_refused_at_once),
+        TEST(a_request_with_two_measures_is_refused_with_its_connection),
         TEST(malformed_requests_get_an_error_or_the_end_and_the_server_goes_on),
         TEST(connections_over_the_limit_wait_until_one_ends),
         TEST(freeing_the_server_aborts_what_is_open),
