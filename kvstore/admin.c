@@ -42,6 +42,11 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.bytes_written = stat.bytes_written;
     reply.evictions = stat.evictions;
     reply.connections = stat.connections;
+    reply.disk_blocks = stat.disk_blocks;
+    reply.disk_bytes_used = stat.disk_bytes_used;
+    reply.disk_bytes_max = stat.disk_bytes_max;
+    reply.promotions = stat.promotions;
+    reply.disk_read_only = stat.disk_read_only;
     closure(&reply, closure_data);
 }
 

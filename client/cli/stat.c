@@ -102,11 +102,11 @@ static void print_nodes(const Assay__StatReply *stat)
 
 static void print_stores(const Assay__StatReply *stat)
 {
-    static const char *const columns[] = {"STORE",   ">BLOCKS",  ">RAM",        ">OF",
-                                          ">HITS",   ">MISSES",  ">READ",       ">WRITTEN",
-                                          ">LEASES", ">EVICTED", ">CONNECTIONS"};
-    cli_table_t *out = cli_table_new(columns, 11);
-    bool unseen = false;
+    static const char *const columns[] = {"STORE",    ">BLOCKS", ">RAM",     ">OF",
+                                          ">DISK",    ">HITS",   ">MISSES",  ">READ",
+                                          ">WRITTEN", ">LEASES", ">EVICTED", ">CONNECTIONS"};
+    cli_table_t *out = cli_table_new(columns, 12);
+    bool unseen = false, read_only = false;
     for (size_t i = 0; i < stat->n_nodes; i++) {
         Assay__StoreStatReply *store = store_stat(stat->nodes[i]);
         if (!store) {
@@ -116,6 +116,10 @@ static void print_stores(const Assay__StatReply *stat)
         cli_cell(out, "%llu", (unsigned long long)store->blocks);
         cli_cell(out, "%s", cli_bytes((double)store->ram_bytes_used));
         cli_cell(out, "%s", cli_bytes((double)store->ram_bytes_max));
+        cli_cell(out, "%s%s",
+                 store->disk_bytes_max ? cli_bytes((double)store->disk_bytes_used) : "-",
+                 store->disk_read_only ? " !" : "");
+        read_only |= store->disk_read_only;
         cli_cell(out, "%llu", (unsigned long long)store->hits);
         cli_cell(out, "%llu", (unsigned long long)store->misses);
         bool read_unseen = store->bytes_read == 0 && store->hits > 0;
@@ -128,6 +132,10 @@ static void print_stores(const Assay__StatReply *stat)
         assay__store_stat_reply__free_unpacked(store, NULL);
     }
     cli_table_print(out, stdout);
+    if (read_only) {
+        printf(
+            "\nDISK !: too many writes failed, so the disk is only read; see the store's log.\n");
+    }
     if (unseen) {
         printf(
             "\nREAD -: readers took the blocks out of the store's memory themselves, which it does "
@@ -178,6 +186,11 @@ static json_t *store_json(const Assay__NodeStat *node)
         {"bytes_written", store->bytes_written},
         {"evictions", store->evictions},
         {"connections", store->connections},
+        {"disk_blocks", store->disk_blocks},
+        {"disk_bytes_used", store->disk_bytes_used},
+        {"disk_bytes_max", store->disk_bytes_max},
+        {"promotions", store->promotions},
+        {"disk_read_only", store->disk_read_only},
     };
     json_t *object = json_object();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

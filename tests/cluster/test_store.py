@@ -45,6 +45,8 @@ def test_a_killed_store_finds_its_blocks_on_disk_again(tmp_path):
         world.stores[0].kill()
         world.start_store()
         assert disk_blocks(world.stores[1]) == held
+        figures = [node["store"] for node in world.stat()["nodes"] if node["role"] == "store" and node["store"]]
+        assert held in [figure["disk_blocks"] for figure in figures]
         wait_until(lambda: world.stat()["directory_blocks"] >= held, 30, "the new store has told its blocks")
         wait_until(lambda: ask(world.url(), prompt).cached > 0, 60, "the prefix comes from disk")
         again = ask(world.url(), prompt)
