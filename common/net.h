@@ -68,6 +68,11 @@ typedef struct as_net_handlers {
     void (*on_lost)(void *ctx, as_conn_t *conn, as_status_t status);
 } as_net_handlers_t;
 
+// Which interface UCX's own ports are opened on: the one of that name, or the one that has the host
+// of "host:port" (all of them when it is 0.0.0.0 or ::, as without these calls). Before the first
+// net of the process, and before other threads run; UCX_NET_DEVICES in the environment overrules.
+as_status_t as_net_ucx_use_interface(const char *name) AS_MUST_USE;
+as_status_t as_net_ucx_use_address(const char *address) AS_MUST_USE;
 // UCX net on a uv loop. `handlers` is copied.
 as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
                              as_net_t **net_p) AS_MUST_USE;

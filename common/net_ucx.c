@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <netinet/in.h>
 #include <stdlib.h>
 #include <time.h>
 #include <uv.h>
@@ -145,10 +144,14 @@ static void glue_close(ucx_loop_glue_t *glue)
 static void on_connection_request(ucp_conn_request_h request, void *arg)
 {
     ucx_net_t *net = arg;
+    ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+    if (ucp_conn_request_query(request, &attr) == UCS_OK) {
+        ucx_port_connected(net, &attr.client_address);
+    }
     ucx_accept_t *accept = net->conn_count < UCX_CONNS_MAX ? as_mem_alloc(sizeof(*accept)) : NULL;
     if (!accept || net->reaping) {
         AS_WARN("net", "connection refused: %u are open", net->conn_count);
-        ucp_listener_reject(net->listener, request);
+        ucp_listener_reject(net->ucx_listener, request);
         as_mem_free(accept);
         return;
     }
@@ -164,7 +167,12 @@ static void accept_one(ucx_net_t *net)
                               .conn_request = accept->request};
     as_mem_free(accept);
     ucx_conn_t *conn;
-    if (ucx_conn_make(net, &params, &conn) != AS_OK) {
+    if (ucx_conn_make(net, &conn) != AS_OK) {
+        ucp_listener_reject(net->ucx_listener, params.conn_request);
+        return;
+    }
+    if (ucx_conn_begin(conn, &params) != AS_OK) { // UCX has rejected it
+        ucx_conn_drop(conn);
         return;
     }
     conn->state = UCX_OPEN;
@@ -173,6 +181,18 @@ static void accept_one(ucx_net_t *net)
     if (status != AS_OK) {
         ucx_conn_fail(conn, AS_ERR_PEER_LOST);
     }
+}
+
+static void listener_end(ucx_net_t *net)
+{
+    while (!ucx_list_is_empty(&net->accepts)) {
+        ucx_accept_t *accept = UCX_LIST_OF(net->accepts.next, ucx_accept_t);
+        ucx_list_remove(&accept->link);
+        ucp_listener_reject(net->ucx_listener, accept->request);
+        as_mem_free(accept);
+    }
+    ucp_listener_destroy(net->ucx_listener);
+    net->ucx_listener = NULL;
 }
 
 // ---- progress
@@ -235,6 +255,7 @@ static void tick(ucx_net_t *net)
         any = true;
     }
     any |= deliver(net);
+    ucx_port_admit(net);
     net->ticking = false;
     if (any) {
         glue->empty_turns = 0;
@@ -297,6 +318,8 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
     ucx_list_init(&net->orphans);
     ucx_list_init(&net->free_ops);
     ucx_list_init(&net->accepts);
+    ucx_list_init(&net->sockets);
+    ucx_list_init(&net->half_open);
     as_status_t status = as_timer_alloc(loop, on_grace, net, &net->grace);
     if (status != AS_OK) {
         goto fail_net;
@@ -354,14 +377,9 @@ static void ucx_free(as_net_t *head)
 {
     ucx_net_t *net = net_of(head);
     AS_ASSERT(!net->ticking && net->mem_count == 0);
-    if (net->listener) {
-        while (!ucx_list_is_empty(&net->accepts)) {
-            ucx_accept_t *accept = UCX_LIST_OF(net->accepts.next, ucx_accept_t);
-            ucx_list_remove(&accept->link);
-            ucp_listener_reject(net->listener, accept->request);
-            as_mem_free(accept);
-        }
-        ucp_listener_destroy(net->listener);
+    ucx_port_close(net);
+    if (net->ucx_listener) {
+        listener_end(net);
     }
     net_reap(net);
     glue_close(net->glue);
@@ -383,37 +401,70 @@ static void ucx_free(as_net_t *head)
     as_mem_free(net);
 }
 
+// The ports that UCX may use, by the setting of its own; 0, 0: any.
+static void port_range(unsigned *first, unsigned *last)
+{
+    const char *range = getenv("UCX_TCP_PORT_RANGE");
+    if (!range || sscanf(range, "%u-%u", first, last) != 2 || *last > UINT16_MAX ||
+        *first > *last) {
+        *first = *last = 0;
+    }
+}
+
+// UCX's listener on a port of its own, behind the gate, which is shut.
+static as_status_t ucx_listener_start(ucx_net_t *net, struct sockaddr_storage *local, size_t bytes)
+{
+    const ucp_listener_params_t params = {
+        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
+        .sockaddr = {.addr = (const struct sockaddr *)local, .addrlen = (socklen_t)bytes},
+        .conn_handler = {.cb = on_connection_request, .arg = net},
+    };
+    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
+    ucs_status_t ucs = UCS_ERR_BUSY;
+    unsigned first, last;
+    port_range(&first, &last);
+    for (unsigned port = first; port <= last && ucs != UCS_OK; port++) {
+        ucx_sockaddr_set_port(local, (uint16_t)port);
+        ucs = ucp_listener_create(net->worker, &params, &net->ucx_listener);
+    }
+    if (ucs != UCS_OK) {
+        net->ucx_listener = NULL;
+        AS_ERROR("net", "UCX cannot listen: %s", ucs_status_string(ucs));
+        return ucs == UCS_ERR_BUSY ? AS_ERR_EXISTS : ucx_status(ucs);
+    }
+    ucs = ucp_listener_query(net->ucx_listener, &attr);
+    net->gate = ucs == UCS_OK ? ucx_gate_find(&attr.sockaddr) : -1;
+    net->ucx_port = ucx_sockaddr_port(&attr.sockaddr);
+    as_status_t status = net->gate >= 0 ? ucx_gate_set(net->gate, NULL, 0) : AS_ERR_UNSUPPORTED;
+    if (status != AS_OK) {
+        listener_end(net);
+    }
+    return status;
+}
+
 static as_status_t ucx_listen(as_net_t *head, const char *address)
 {
     ucx_net_t *net = net_of(head);
-    struct sockaddr_storage storage;
+    struct sockaddr_storage storage, bound;
     size_t bytes;
     as_status_t status = ucx_resolve(address, true, &storage, &bytes);
     if (status != AS_OK) {
         return status;
     }
-    const ucp_listener_params_t params = {
-        .field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER,
-        .sockaddr = {.addr = (const struct sockaddr *)&storage, .addrlen = (socklen_t)bytes},
-        .conn_handler = {.cb = on_connection_request, .arg = net},
-    };
-    ucs_status_t ucs = ucp_listener_create(net->worker, &params, &net->listener);
-    if (ucs != UCS_OK) {
-        AS_ERROR("net", "cannot listen on %s: %s", address, ucs_status_string(ucs));
-        return ucs == UCS_ERR_BUSY ? AS_ERR_EXISTS : ucx_status(ucs);
+    status = ucx_listener_make(net, &storage, &bound);
+    if (status == AS_OK) {
+        status = ucx_listener_start(net, &storage, bytes);
+        if (status != AS_OK) {
+            ucx_port_close(net);
+        }
     }
-    ucp_listener_attr_t attr = {.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
-    ucs = ucp_listener_query(net->listener, &attr);
-    if (ucs != UCS_OK) {
-        ucp_listener_destroy(net->listener);
-        net->listener = NULL;
-        return ucx_status(ucs);
+    if (status != AS_OK) {
+        AS_ERROR("net", "cannot listen on %s", address);
+        return status;
     }
-    in_port_t port = attr.sockaddr.ss_family == AF_INET6
-                         ? ((struct sockaddr_in6 *)&attr.sockaddr)->sin6_port
-                         : ((struct sockaddr_in *)&attr.sockaddr)->sin_port;
     int host_bytes = (int)(strrchr(address, ':') - address);
-    snprintf(net->address, sizeof(net->address), "%.*s:%u", host_bytes, address, ntohs(port));
+    snprintf(net->address, sizeof(net->address), "%.*s:%u", host_bytes, address,
+             ucx_sockaddr_port(&bound));
     ucx_net_kick(net);
     return AS_OK;
 }

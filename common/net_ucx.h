@@ -5,7 +5,9 @@
 //
 //   CONNECTING -> OPEN -> FAILED -> REPORTED        user_closed may come in any of them
 //
-// CONNECTING ends when the accepting side's greeting comes; until then sends are held back. FAILED:
+// CONNECTING ends when the accepting side's greeting comes; until then sends are held back. A
+// connecting side has no endpoint until it was admitted at the peer's data port (net_ucx_port.c).
+// FAILED:
 // UCX called the error handler; the endpoint is closed by force and the operations in flight run to
 // their (failed) end. REPORTED: on_lost was called and the owner has yet to call as_net_close. A
 // connection is in the list `dying` while there is something to do for its end (FAILED, or
@@ -27,6 +29,7 @@
 #include <ucp/api/ucp.h>
 
 #include "common/net_internal.h"
+#include "common/net_ucx_hello.h"
 
 struct sockaddr_storage;
 
@@ -35,11 +38,14 @@ struct sockaddr_storage;
 #define UCX_CONN_OPS_MAX 1024u   // of one connection, so that a stuck peer cannot take them all
 #define UCX_CONNS_MAX    8192u   // of one net
 #define UCX_GRACE_US     100000u // a close takes UCX well below 1 ms
+#define UCX_ADMITTED_MAX 32u     // at the gate at one time, for milliseconds
 #define UCX_EP_BUCKETS   1024u   // hash of connections by endpoint; a power of two
 
 enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2 };
 
 typedef struct ucx_net ucx_net_t;
+typedef struct ucx_socket ucx_socket_t;
+typedef struct ucx_listener ucx_listener_t;
 
 typedef struct ucx_list {
     struct ucx_list *prev, *next;
@@ -52,7 +58,8 @@ typedef struct ucx_conn {
     ucx_list_t link; // living or dying
     ucx_list_t held; // operations that wait for OPEN, in order
     struct ucx_conn *bucket_next;
-    ucp_ep_h ep;            // NULL when gone
+    ucx_socket_t *socket;   // of the connecting side at the data port; NULL when closed
+    ucp_ep_h ep;            // NULL before and after
     void *ep_closing;       // UCX's request of the close, while it runs
     uint64_t ep_closing_us; // when it began
     ucx_state_t state;
@@ -85,7 +92,13 @@ struct ucx_net {
     as_net_t head;
     ucp_context_h context;
     ucp_worker_h worker;
-    ucp_listener_h listener;
+    ucx_listener_t *listener; // of the data port
+    ucx_list_t sockets, half_open;
+    uint32_t half_open_count;
+    ucp_listener_h ucx_listener; // behind the gate
+    uint16_t ucx_port;
+    int gate; // its descriptor
+    bool gate_is_old;
     char address[300];
     ucx_loop_glue_t *glue;
     ucx_list_t living, dying; // connections
@@ -108,6 +121,7 @@ struct ucx_net {
 // net_ucx_context.c: what all nets of the process share.
 as_status_t ucx_context_get(ucp_context_h *context_p) AS_MUST_USE;
 void ucx_context_put(void);
+bool ucx_context_is_made(void);
 as_status_t ucx_status(ucs_status_t status);
 as_status_t ucx_resolve(const char *address, bool passive, struct sockaddr_storage *storage,
                         size_t *bytes_p) AS_MUST_USE;
@@ -120,7 +134,11 @@ void ucx_op_finish(ucx_op_t *op, as_status_t status);     // the callback follow
 void ucx_net_kick(ucx_net_t *net);                        // there is something to do: progress soon
 void ucx_conn_fail(ucx_conn_t *conn, as_status_t status); // the connection broke
 void ucx_op_report(ucx_op_t *op);                         // calls back, now
-as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **conn_p) AS_MUST_USE;
+as_status_t ucx_conn_make(ucx_net_t *net, ucx_conn_t **conn_p) AS_MUST_USE; // no endpoint yet
+as_status_t ucx_conn_begin(ucx_conn_t *conn, ucp_ep_params_t *params) AS_MUST_USE;
+as_status_t ucx_conn_join(ucx_conn_t *conn, const struct sockaddr_storage *to,
+                          const struct sockaddr_storage *from) AS_MUST_USE;
+void ucx_conn_drop(ucx_conn_t *conn); // undoes make: no callback
 bool ucx_conn_bury(ucx_conn_t *conn); // one step of its end; true if something happened
 as_status_t ucx_connect(as_net_t *head, const char *address, as_conn_t **conn_p);
 void ucx_close(as_conn_t *head);
@@ -134,6 +152,24 @@ static inline bool ucx_conn_alive(const ucx_conn_t *conn)
 {
     return conn->state <= UCX_OPEN && !conn->user_closed;
 }
+
+// net_ucx_port.c: the data port. A socket belongs to its connection until either closes it.
+as_status_t ucx_socket_make(ucx_net_t *net, const struct sockaddr_storage *remote,
+                            ucx_socket_t **socket_p) AS_MUST_USE;
+void ucx_socket_dial(ucx_socket_t *socket, ucx_conn_t *conn);
+void ucx_socket_close(ucx_socket_t *socket);
+as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local,
+                              struct sockaddr_storage *bound) AS_MUST_USE;
+void ucx_port_admit(ucx_net_t *net);
+void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from);
+void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
+
+// net_ucx_gate.c: who may reach UCX's listener.
+int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
+as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted,
+                         unsigned count) AS_MUST_USE;
+uint16_t ucx_sockaddr_port(const struct sockaddr_storage *address);
+void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 
 // net_ucx_msg.c: messages and memory.
 as_status_t ucx_msg_register(ucx_net_t *net) AS_MUST_USE; // sets the worker's message handlers

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include "common/assert.h"
@@ -166,7 +167,7 @@ static void conn_set_dying(ucx_conn_t *conn, bool dying)
     conn->dying = dying;
 }
 
-as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **conn_p)
+as_status_t ucx_conn_make(ucx_net_t *net, ucx_conn_t **conn_p)
 {
     if (net->conn_count == UCX_CONNS_MAX) {
         AS_WARN("net", "connection refused: %u are open", net->conn_count);
@@ -179,6 +180,23 @@ as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **
     conn->head.magic = AS_CONN_MAGIC;
     conn->head.net = &net->head;
     ucx_list_init(&conn->held);
+    ucx_list_append(&net->living, &conn->link);
+    net->conn_count++;
+    *conn_p = conn;
+    return AS_OK;
+}
+
+void ucx_conn_drop(ucx_conn_t *conn)
+{
+    ucx_list_remove(&conn->link);
+    ucx_conn_net(conn)->conn_count--;
+    conn->head.magic = 0;
+    as_mem_free(conn);
+}
+
+as_status_t ucx_conn_begin(ucx_conn_t *conn, ucp_ep_params_t *params)
+{
+    ucx_net_t *net = ucx_conn_net(conn);
     params->field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params->err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params->err_handler.cb = on_endpoint_error;
@@ -186,17 +204,29 @@ as_status_t ucx_conn_make(ucx_net_t *net, ucp_ep_params_t *params, ucx_conn_t **
     ucs_status_t status = ucp_ep_create(net->worker, params, &conn->ep);
     if (status != UCS_OK) {
         AS_INFO("net", "cannot make an endpoint: %s", ucs_status_string(status));
-        as_mem_free(conn);
+        conn->ep = NULL;
         return ucx_status(status);
     }
     ucx_conn_t **bucket = bucket_of(net, conn->ep);
     conn->bucket_next = *bucket;
     *bucket = conn;
-    ucx_list_append(&net->living, &conn->link);
-    net->conn_count++;
     ucx_net_kick(net);
-    *conn_p = conn;
     return AS_OK;
+}
+
+as_status_t ucx_conn_join(ucx_conn_t *conn, const struct sockaddr_storage *to,
+                          const struct sockaddr_storage *from)
+{
+    socklen_t bytes =
+        to->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+    ucp_ep_params_t params = {
+        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR |
+                      UCP_EP_PARAM_FIELD_LOCAL_SOCK_ADDR,
+        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
+        .sockaddr = {.addr = (const struct sockaddr *)to, .addrlen = bytes},
+        .local_sockaddr = {.addr = (const struct sockaddr *)from, .addrlen = bytes},
+    };
+    return ucx_conn_begin(conn, &params);
 }
 
 void ucx_conn_fail(ucx_conn_t *conn, as_status_t status)
@@ -269,6 +299,9 @@ static bool conn_grace_is_over(const ucx_conn_t *conn)
 bool ucx_conn_bury(ucx_conn_t *conn)
 {
     ucx_net_t *net = ucx_conn_net(conn);
+    if (conn->socket) {
+        ucx_socket_close(conn->socket);
+    }
     while (!ucx_list_is_empty(&conn->held)) {
         ucx_op_finish(UCX_LIST_OF(conn->held.next, ucx_op_t), AS_ERR_CANCELLED);
     }
@@ -285,10 +318,7 @@ bool ucx_conn_bury(ucx_conn_t *conn)
         if (conn->ep) {
             return false;
         }
-        ucx_list_remove(&conn->link);
-        net->conn_count--;
-        conn->head.magic = 0;
-        as_mem_free(conn);
+        ucx_conn_drop(conn);
         return true;
     }
     if (conn->ep && !conn_grace_is_over(conn)) {
@@ -312,17 +342,20 @@ as_status_t ucx_connect(as_net_t *head, const char *address, as_conn_t **conn_p)
     if (status != AS_OK) {
         return status;
     }
-    ucp_ep_params_t params = {
-        .field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR,
-        .flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER,
-        .sockaddr = {.addr = (const struct sockaddr *)&storage, .addrlen = (socklen_t)bytes},
-    };
     ucx_conn_t *conn;
-    status = ucx_conn_make(net, &params, &conn);
-    if (status == AS_OK) {
-        *conn_p = &conn->head;
+    ucx_socket_t *socket;
+    status = ucx_conn_make(net, &conn);
+    if (status != AS_OK) {
+        return status;
     }
-    return status;
+    status = ucx_socket_make(net, &storage, &socket);
+    if (status != AS_OK) {
+        ucx_conn_drop(conn);
+        return status;
+    }
+    ucx_socket_dial(socket, conn);
+    *conn_p = &conn->head;
+    return AS_OK;
 }
 
 // UCX 1.13 tells an endpoint's transports only in the text that it prints: lines with "

@@ -129,6 +129,14 @@ void ucx_context_put(void)
     pthread_mutex_unlock(&lock);
 }
 
+bool ucx_context_is_made(void)
+{
+    pthread_mutex_lock(&lock);
+    bool made = users > 0;
+    pthread_mutex_unlock(&lock);
+    return made;
+}
+
 as_status_t ucx_status(ucs_status_t status)
 {
     switch (status) {

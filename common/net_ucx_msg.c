@@ -205,6 +205,9 @@ static void conn_opened(ucx_conn_t *conn)
 {
     ucx_net_t *net = ucx_conn_net(conn);
     conn->state = UCX_OPEN;
+    if (conn->socket) {
+        ucx_socket_close(conn->socket);
+    }
     while (!ucx_list_is_empty(&conn->held)) {
         ucx_op_t *op = UCX_LIST_OF(conn->held.next, ucx_op_t);
         ucx_list_remove(&op->link);

@@ -25,7 +25,7 @@ static as_daemon_flags_t common;
 
 static const as_option_t table[] = {
     ROW("data-address", STRING, data_address, "127.0.0.1:0", "HOST:PORT",
-        "address of the data port; port 0 picks one"),
+        "address of the data port, and so the interface of the data plane; port 0 picks one"),
     ROW("rpc-address", STRING, rpc_address, "127.0.0.1:0", "HOST:PORT",
         "address of the gRPC admin service; port 0 picks one"),
     ROW("http-address", STRING, http_address, "127.0.0.1:0", "HOST:PORT",

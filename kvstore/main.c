@@ -84,7 +84,10 @@ static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
     kvs_store_options_t options = flags->store;
     options.loop = daemon->loop;
     options.net_alloc = net_alloc;
-    as_status_t status = kvs_store_alloc(&options, &daemon->store);
+    as_status_t status = as_net_ucx_use_address(options.data_address);
+    if (status == AS_OK) {
+        status = kvs_store_alloc(&options, &daemon->store);
+    }
     if (status == AS_OK) {
         status = as_rpc_server_alloc(daemon->loop, flags->rpc, flags->tls, &daemon->server);
     }

@@ -304,6 +304,7 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     add(&arguments, "--model=%s", options->model);
     add(&arguments, "--scheduler=%s", cluster->nodes[0].rpc);
     add(&arguments, "--listen=127.0.0.1:%lld", (long long)port);
+    add(&arguments, "--data-interface=lo");
     add(&arguments, "--name=%s", node->name);
     add(&arguments, "--threads=%lld", (long long)options->threads);
     add(&arguments, "--context=%lld", (long long)options->context);

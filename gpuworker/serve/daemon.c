@@ -97,7 +97,11 @@ static as_status_t link_cluster(daemon_t *daemon)
     assay_client_options_init(&options);
     options.loop = daemon->io;
     options.net_alloc = net_alloc;
-    as_status_t status = assay_client_alloc(&options, &daemon->client);
+    const char *interface = daemon->config->data_interface;
+    as_status_t status = interface ? as_net_ucx_use_interface(interface) : AS_OK;
+    if (status == AS_OK) {
+        status = assay_client_alloc(&options, &daemon->client);
+    }
     if (status != AS_OK) {
         return status;
     }

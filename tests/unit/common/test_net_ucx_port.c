@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+// The data port of the UCX data plane: hellos as bytes, strangers at the port, and which of two
+// nets' connections belong together.
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "net_client.h"
+#include "common/net_ucx_hello.h"
+
+// ---- hellos
+
+static void a_hello_is_read_as_it_was_written(void **state)
+{
+    (void)state;
+    static const ucx_hello_t hellos[] = {{UCX_HELLO_VERSION, UCX_HELLO_CONNECT, 1},
+                                         {UCX_HELLO_VERSION, UCX_HELLO_ACCEPT, 65535},
+                                         {UCX_HELLO_VERSION, UCX_HELLO_REFUSE, 0}};
+    unsigned char bytes[UCX_HELLO_BYTES + 1] = {0};
+    ucx_hello_t hello;
+    for (unsigned i = 0; i < 3; i++) {
+        ucx_hello_write(hellos[i].kind, hellos[i].port, bytes);
+        assert_int_equal(ucx_hello_parse(bytes, UCX_HELLO_BYTES, &hello), UCX_HELLO_WHOLE);
+        assert_memory_equal(&hello, &hellos[i], sizeof(hello));
+        for (size_t cut = 0; cut < UCX_HELLO_BYTES; cut++) {
+            assert_int_equal(ucx_hello_parse(bytes, cut, &hello), UCX_HELLO_PART);
+        }
+        assert_int_equal(ucx_hello_parse(bytes, UCX_HELLO_BYTES + 1, &hello), UCX_HELLO_BROKEN);
+    }
+}
+
+static void no_flipped_bit_of_a_hello_goes_unseen(void **state)
+{
+    (void)state;
+    unsigned char bytes[UCX_HELLO_BYTES];
+    ucx_hello_t hello;
+    ucx_hello_write(UCX_HELLO_CONNECT, 4660, bytes);
+    for (size_t bit = 0; bit < UCX_HELLO_BYTES * 8; bit++) {
+        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        assert_int_not_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_WHOLE);
+        bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    assert_int_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_WHOLE);
+}
+
+static void a_kind_or_port_that_cannot_be_is_broken(void **state)
+{
+    (void)state;
+    static const struct {
+        uint16_t kind;
+        uint16_t port;
+    } heads[] = {{0, 4}, {4, 4}, {UCX_HELLO_CONNECT, 0}, {UCX_HELLO_ACCEPT, 0}, {3, 1}};
+    unsigned char bytes[UCX_HELLO_BYTES];
+    ucx_hello_t hello;
+    for (unsigned i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
+        ucx_hello_write(heads[i].kind, heads[i].port, bytes);
+        assert_int_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_BROKEN);
+    }
+}
+
+// ---- strangers
+
+static int knock(const client_t *client)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port =
+                                      htons((uint16_t)atoi(strrchr(client->peer.address, ':') + 1)),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    return fd;
+}
+
+// Waits until the peer has closed; true if it answered with bytes before.
+static bool is_shut(int fd)
+{
+    const struct timeval patience = {.tv_sec = 30};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    char bytes[256];
+    ssize_t count, all = 0;
+    while ((count = recv(fd, bytes, sizeof(bytes), 0)) > 0) {
+        all += count;
+    }
+    assert_true(count == 0 || errno == ECONNRESET);
+    close(fd);
+    return all > 0;
+}
+
+static void whatever_a_stranger_sends_only_closes_its_connection(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    unsigned char bytes[300];
+    unsigned seed = 1;
+    for (unsigned i = 0; i < 200; i++) {
+        size_t count = i % 2 ? UCX_HELLO_BYTES : 1 + (size_t)rand_r(&seed) % sizeof(bytes);
+        memset(bytes, 0, sizeof(bytes)); // zeros, which UCX's own listener takes for a length
+        if (i % 5 == 1) {
+            for (size_t k = 0; k < count; k++) {
+                bytes[k] = (unsigned char)rand_r(&seed);
+            }
+        } else if (i % 5 == 2) {
+            ucx_hello_write(UCX_HELLO_CONNECT + i % 3, (uint16_t)(i % 3 < 2 ? 9 : 0), bytes);
+            bytes[i % UCX_HELLO_BYTES] ^= (unsigned char)(1 + (unsigned)rand_r(&seed) % 255);
+        } else if (i % 5 == 3) { // the magic of UCX's own transport
+            memcpy(bytes, "\x78\x56\x34\x12\xbe\xba\xfe\xca", 8);
+        } else if (i % 5 == 4) {
+            ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
+            count = i % UCX_HELLO_BYTES;
+        }
+        int fd = knock(client);
+        assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
+        shutdown(fd, SHUT_WR);
+        is_shut(fd);
+    }
+    warm_up(client);
+    assert_int_equal(client->lost, 0);
+}
+
+static void a_peer_of_another_version_is_told_ours(void **state)
+{
+    client_t *client = *state;
+    unsigned char bytes[UCX_HELLO_BYTES];
+    ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
+    bytes[4] = UCX_HELLO_VERSION + 1;
+    int fd = knock(client);
+    assert_int_equal(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+    assert_true(is_shut(fd));
+    warm_up(client);
+}
+
+static void strangers_who_say_nothing_do_not_keep_peers_out(void **state)
+{
+    client_t *client = *state;
+    int fds[300];
+    for (unsigned i = 0; i < 300; i++) {
+        fds[i] = knock(client);
+        assert_int_equal(send(fds[i], "A", 1, MSG_NOSIGNAL), 1);
+    }
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    uint64_t before_us = as_loop_now_us(client->loop);
+    warm_up(client);
+    assert_true(as_loop_now_us(client->loop) - before_us < 3000000);
+    for (unsigned i = 0; i < 300; i++) {
+        assert_false(is_shut(fds[i])); // the last ones by the deadline
+    }
+    warm_up(client);
+    assert_int_equal(client->lost, 0);
+}
+
+// A listener that answers a client of ours with whatever it likes.
+static void answer_with(client_t *client, const void *bytes, size_t count)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t address_bytes = sizeof(address);
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, address_bytes), 0);
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &address_bytes), 0);
+    char text[32];
+    snprintf(text, sizeof(text), "127.0.0.1:%u", ntohs(address.sin_port));
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, text, &client->conn), AS_OK);
+    int fd = accept(listener, NULL, NULL);
+    assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
+    shutdown(fd, SHUT_WR);
+    unsigned before = client->lost;
+    RUN_UNTIL(client, client->lost == before + 1);
+    close(fd);
+    close(listener);
+}
+
+static void a_listener_of_another_kind_is_no_peer(void **state)
+{
+    client_t *client = *state;
+    unsigned char bytes[UCX_HELLO_BYTES];
+    answer_with(client, "HTTP/1.1 400 Bad Request\r\n\r\n", 28);
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    answer_with(client, "", 0);
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
+    answer_with(client, bytes, sizeof(bytes));
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    ucx_hello_write(UCX_HELLO_REFUSE, 0, bytes);
+    answer_with(client, bytes, sizeof(bytes));
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    bytes[4] = UCX_HELLO_VERSION + 1;
+    answer_with(client, bytes, sizeof(bytes));
+    assert_int_equal(client->lost_status, AS_ERR_PROTOCOL); // it was reached
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+}
+
+// ---- which connections belong together
+
+enum { CROWD = 40 };
+
+typedef struct crowd {
+    client_t *client;
+    as_net_t *net;
+    as_conn_t *conns[CROWD];
+    unsigned answers[CROWD];
+    unsigned received, lost, wrong;
+} crowd_t;
+
+static void crowd_accept(void *ctx, as_conn_t *conn)
+{
+    (void)ctx;
+    (void)conn;
+}
+
+static void crowd_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
+{
+    crowd_t *crowd = ctx;
+    ask_t answer;
+    memcpy(&answer, msg->header, sizeof(answer));
+    crowd->wrong += crowd->conns[answer.id % CROWD] != conn;
+    crowd->answers[answer.id % CROWD]++;
+    crowd->received++;
+}
+
+static void crowd_lost(void *ctx, as_conn_t *conn, as_status_t status)
+{
+    (void)conn;
+    (void)status;
+    ((crowd_t *)ctx)->lost++;
+}
+
+static void crowd_ask(crowd_t *crowd, unsigned i)
+{
+    const ask_t ask = {ASK_ECHO, i, 0};
+    assert_int_equal(as_net_send(crowd->conns[i], &ask, sizeof(ask), NULL, 0, NULL, NULL), AS_OK);
+}
+
+static void crowd_connect(crowd_t *crowd, unsigned i)
+{
+    assert_int_equal(as_net_connect(crowd->net, crowd->client->peer.address, &crowd->conns[i]),
+                     AS_OK);
+}
+
+static void crowd_init(crowd_t *crowd, client_t *client)
+{
+    memset(crowd, 0, sizeof(*crowd));
+    crowd->client = client;
+    const as_net_handlers_t handlers = {crowd, crowd_accept, crowd_message, crowd_lost};
+    assert_int_equal(as_net_alloc_ucx(client->loop, &handlers, &crowd->net), AS_OK);
+}
+
+static void connections_of_two_nets_made_at_once_are_told_apart(void **state)
+{
+    client_t *client = *state;
+    crowd_t crowd;
+    crowd_init(&crowd, client);
+    for (unsigned i = 0; i < CROWD; i++) {
+        crowd_connect(&crowd, i);
+        crowd_ask(&crowd, i);
+    }
+    RUN_UNTIL(client, crowd.received == CROWD);
+    for (unsigned i = 0; i < CROWD; i += 2) { // the end of one is not the end of another
+        as_net_close(crowd.conns[i]);
+    }
+    for (unsigned i = 1; i < CROWD; i += 2) {
+        crowd_ask(&crowd, i);
+    }
+    RUN_UNTIL(client, crowd.received == CROWD + CROWD / 2);
+    for (unsigned i = 0; i < CROWD; i++) {
+        assert_int_equal(crowd.answers[i], 1 + i % 2);
+    }
+    assert_int_equal(crowd.wrong + crowd.lost, 0);
+    as_net_free(crowd.net);
+    warm_up(client);
+}
+
+static void connections_given_up_half_way_do_not_confuse_later_ones(void **state)
+{
+    client_t *client = *state;
+    crowd_t crowd;
+    crowd_init(&crowd, client);
+    unsigned seed = 7;
+    for (unsigned round = 0; round < 200; round++) {
+        crowd_connect(&crowd, 0);
+        for (unsigned turns = (unsigned)rand_r(&seed) % 12; turns > 0; turns--) {
+            as_loop_run_once(client->loop, false);
+        }
+        as_net_close(crowd.conns[0]);
+        if (round % 10 == 9) {
+            crowd_connect(&crowd, 1);
+            crowd_ask(&crowd, 1);
+            RUN_UNTIL(client, crowd.answers[1] == round / 10 + 1);
+            as_net_close(crowd.conns[1]);
+        }
+    }
+    assert_int_equal(crowd.lost, 0);
+    as_net_free(crowd.net);
+    warm_up(client);
+}
+
+static void a_listening_peer_keeps_nothing_of_connections_that_ended(void **state)
+{
+    client_t *client = *state;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    int highest[2] = {0, 0}; // while pools grow, and then
+    for (unsigned i = 0; i < 60; i++) {
+        as_net_close(client->conn);
+        assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn),
+                         AS_OK);
+        assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, NULL, 0), AS_OK);
+        RUN_UNTIL(client, server.received == i + 1 && server.lost == i);
+        int fd = open("/dev/null", O_RDONLY); // the lowest free
+        close(fd);
+        highest[i / 30] = fd > highest[i / 30] ? fd : highest[i / 30];
+    }
+    assert_in_range(highest[1], 1, highest[0] + 8);
+    client_fini(&server, false);
+}
+
+int main(int argc, char **argv)
+{
+    pattern(); // made before there are threads
+    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
+        return peer_main();
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_hello_is_read_as_it_was_written),
+        cmocka_unit_test(no_flipped_bit_of_a_hello_goes_unseen),
+        cmocka_unit_test(a_kind_or_port_that_cannot_be_is_broken),
+        NET_TEST(whatever_a_stranger_sends_only_closes_its_connection),
+        NET_TEST(a_peer_of_another_version_is_told_ours),
+        NET_TEST(strangers_who_say_nothing_do_not_keep_peers_out),
+        NET_TEST(a_listener_of_another_kind_is_no_peer),
+        NET_TEST(connections_of_two_nets_made_at_once_are_told_apart),
+        NET_TEST(connections_given_up_half_way_do_not_confuse_later_ones),
+        NET_TEST(a_listening_peer_keeps_nothing_of_connections_that_ended),
+    };
+    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_port tcp" : "net_ucx_port",
+                                             tests, NULL, NULL);
+    return tcp_only() ? failed : failed + run_tcp_only();
+}
