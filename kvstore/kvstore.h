@@ -53,7 +53,7 @@ typedef struct kvs_store_options {
     uint32_t blocks_max;      // 0: from ram_bytes, one for each 16 KiB, between 1024 and 1 Mi
     uint32_t leases_max;
     uint32_t reservations_max;
-    uint32_t reads_max; // READs being sent, of all connections
+    uint32_t reads_max; // answers to READ being sent, of all connections
     uint32_t connections_max;
     uint64_t lease_us_max;
     uint64_t reservation_us;

@@ -63,7 +63,7 @@ typedef struct kvs_conn {
     struct kvs_conn *prev, *next;
     bool greeted;   // HELLO came
     uint32_t ops;   // callbacks that will still come with this connection
-    uint32_t reads; // READs being sent
+    uint32_t reads; // answers to READ being sent
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
 } kvs_conn_t;

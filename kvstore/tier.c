@@ -20,6 +20,7 @@ typedef struct promotion {
     kvs_store_t *store;
     kvs_block_t *block;
     uint32_t waiting; // a bit for each slot of store->locates
+    bool unwanted;    // the block was removed meanwhile
 } promotion_t;
 
 typedef struct behind {
@@ -145,9 +146,10 @@ static void on_promoted(void *ctx, as_status_t status)
     kvs_store_t *store = promotion->store;
     kvs_block_t *block = promotion->block;
     uint32_t waiting = promotion->waiting;
+    bool wanted = !promotion->unwanted;
     kvs_index_unpin(store->index, block);
     forget_promotion(store->tier, promotion);
-    if (status == AS_OK) {
+    if (status == AS_OK && wanted) {
         kvs_index_seal(store->index, block, as_loop_now_us(store->options.loop));
         kvs_count(&store->counted.promotions, KVS_METRIC_PROMOTIONS, 1);
     } else {
@@ -250,8 +252,13 @@ void kvs_tier_give_up(kvs_locate_t *locate)
 
 bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind)
 {
+    promotion_t *promotion = store->tier ? promotion_of(store->tier, key, kind) : NULL;
+    if (promotion) {
+        promotion->unwanted = true;
+    }
+    bool told = on_disk(store, key, kind); // what is being written is not
     bool removed = store->tier && kvs_disk_remove(store->tier->disk, key, kind);
-    if (removed && kind == AS_WIRE_FULL && !kvs_index_find(store->index, key, kind)) {
+    if (told && removed && kind == AS_WIRE_FULL && !kvs_index_find(store->index, key, kind)) {
         tell(store, KVS_BLOCK_REMOVED, key);
     }
     return removed;

@@ -66,6 +66,9 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
         disk->stat.written_blocks++;
         disk->stat.written_bytes += job->bytes;
         disk->failures_in_a_row = 0;
+        if (disk->entries[job->entry].unwanted) {
+            forget(disk, job->entry);
+        }
         return;
     }
     kvs_table_remove(disk, job->entry);
@@ -220,13 +223,22 @@ as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
     return AS_OK;
 }
 
+static void remove_entry(kvs_disk_t *disk, uint32_t at)
+{
+    if (disk->entries[at].writing) {
+        disk->entries[at].unwanted = true;
+    } else {
+        forget(disk, at);
+    }
+}
+
 bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
 {
     uint32_t at = kvs_table_find(disk, key, kind);
-    if (at == KVS_DISK_NONE || disk->entries[at].writing) {
+    if (at == KVS_DISK_NONE || disk->entries[at].unwanted) {
         return false;
     }
-    forget(disk, at);
+    remove_entry(disk, at);
     return true;
 }
 
@@ -234,8 +246,8 @@ uint64_t kvs_disk_remove_all(kvs_disk_t *disk)
 {
     uint64_t removed = 0;
     for (uint32_t at = 0; at < disk->entries_max; at++) {
-        if (disk->entries[at].segment && !disk->entries[at].writing) {
-            forget(disk, at);
+        if (disk->entries[at].segment && !disk->entries[at].unwanted) {
+            remove_entry(disk, at);
             removed++;
         }
     }

@@ -71,6 +71,7 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params) AS_
 // at once, or in `done` AS_ERR_IO or AS_ERR_CHECKSUM: then the block is gone from disk.
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
                           kvs_disk_done_fn done, void *ctx) AS_MUST_USE;
+// Also what is being written, which then is never found.
 bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind);
 uint64_t kvs_disk_remove_all(kvs_disk_t *disk);
 // Lists: the first block at or behind *cursor_p (0 to begin), which moves behind it; NULL at the

@@ -158,6 +158,16 @@ as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment)
     return AS_OK;
 }
 
+// Where the file system cannot reserve, a full disk shows when a block is written.
+static int reserve_bytes(int fd, off_t bytes)
+{
+    int error = fallocate(fd, 0, 0, bytes) == 0 ? 0 : errno;
+    if (error == EOPNOTSUPP) {
+        error = ftruncate(fd, bytes) == 0 ? 0 : errno;
+    }
+    return error;
+}
+
 // Makes the file of a new segment, all of its bytes reserved: a full disk shows here and not in the
 // middle of a block.
 static void make_segment(kvs_files_t *files, kvs_segment_t *segment)
@@ -169,7 +179,7 @@ static void make_segment(kvs_files_t *files, kvs_segment_t *segment)
     if (as_fault(AS_FAULT_disk_full)) {
         error = ENOSPC;
     } else if (error == 0) {
-        error = posix_fallocate(segment->fd, 0, (off_t)files->segment_bytes);
+        error = reserve_bytes(segment->fd, (off_t)files->segment_bytes);
     }
     if (error != 0) {
         AS_ERROR("disk", "cannot make %s of %llu bytes: %s", path,

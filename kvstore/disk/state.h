@@ -13,6 +13,7 @@ typedef struct kvs_entry {
     kvs_record_t record;
     kvs_segment_t *segment; // NULL: unused
     bool writing;
+    bool unwanted;       // removed while it was written: it goes when it is
     uint32_t key_next;   // same bucket; next unused one
     uint32_t prev, next; // of the segment
 } kvs_entry_t;

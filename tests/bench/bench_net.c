@@ -284,7 +284,7 @@ static pid_t perftest_start(const char *wait, size_t size, const char *test, int
     snprintf(count, sizeof(count), "%zu", iterations > 20000 ? 20000 : iterations);
     dup2(out, 1);
     if (!wait) {
-        execlp("ucx_perftest", "ucx_perftest", "-p", PORT_TEXT, (char *)NULL);
+        execlp("stdbuf", "stdbuf", "-oL", "ucx_perftest", "-p", PORT_TEXT, (char *)NULL);
     } else {
         execlp("ucx_perftest", "ucx_perftest", "127.0.0.1", "-p", PORT_TEXT, "-t", test, "-s",
                bytes, "-n", count, "-w", "100", "-e", "-f", "-v", "-E", wait, (char *)NULL);
@@ -296,25 +296,29 @@ static pid_t perftest_start(const char *wait, size_t size, const char *test, int
 // faster on an idle machine, and starves itself where other processes want the cores.
 static double perftest(const char *test, const char *wait, size_t size)
 {
-    int out[2];
+    int out[2], server_out[2];
     char line[256], last[256] = "";
-    if (pipe(out) != 0) {
+    if (pipe(out) != 0 || pipe(server_out) != 0) {
         die("pipe");
     }
-    FILE *null = fopen("/dev/null", "w");
-    pid_t server = perftest_start(NULL, size, test, fileno(null));
-    usleep(300000); // it says nowhere when it listens
-    pid_t client = perftest_start(wait, size, test, out[1]);
+    pid_t server = perftest_start(NULL, size, test, server_out[1]);
+    close(server_out[1]);
+    FILE *from_server = fdopen(server_out[0], "r");
+    // "Waiting for connection...", once it listens; nothing, when it has ended.
+    bool listens = fgets(line, sizeof(line), from_server) != NULL;
+    pid_t client = listens ? perftest_start(wait, size, test, out[1]) : -1;
     close(out[1]);
     FILE *from = fdopen(out[0], "r");
     while (fgets(line, sizeof(line), from)) {
         memcpy(last, line, sizeof(last));
     }
     fclose(from);
-    fclose(null);
-    waitpid(client, NULL, 0);
+    if (client > 0) {
+        waitpid(client, NULL, 0);
+    }
     kill(server, SIGTERM);
     waitpid(server, NULL, 0);
+    fclose(from_server);
     double fields[8] = {
         0}; // iterations, three latencies, average and overall MB/s, two message rates
     if (sscanf(last, "%lf,%lf,%lf,%lf,%lf,%lf", &fields[0], &fields[1], &fields[2], &fields[3],

@@ -15,17 +15,18 @@ import argparse
 import json
 import os
 import re
+import select
 import socket
 import statistics
 import subprocess
 import sys
-import time
 
 CHAIN_BYTES = 64 * 30 * 49152
 SIZES = {"extent": 49152, "1MiB": 1 << 20, "chain": CHAIN_BYTES}
 TESTS = ["ucp_am_bw", "tag_bw", "ucp_get"]
 TLS = {"shm": "posix,tcp", "tcp": "tcp"}
 TARGET = 0.8
+START_SECONDS = 5
 SETTINGS = {
     "UCX_TCP_TX_SEG_SIZE": "64K",
     "UCX_TCP_RX_SEG_SIZE": "256K",
@@ -42,11 +43,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def listening(port):
-    """True once something listens on the port; without connecting, which would be taken for the peer."""
-    wanted = ":%04X" % port
-    with open("/proc/net/tcp") as table:
-        return any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in list(table)[1:])
+def listens(server):
+    """Waits for the line that ucx_perftest prints once it listens; False when it ends before, or takes too long."""
+    ready = select.select([server.stdout], [], [], START_SECONDS)[0]
+    return bool(ready) and server.stdout.readline().startswith(b"Waiting for connection")
 
 
 def perftest(transport, test, size, total_bytes):
@@ -55,17 +55,17 @@ def perftest(transport, test, size, total_bytes):
     port = free_port()
     count = max(3, total_bytes // size)
     args = ["ucx_perftest", "-p", str(port), "-e", "-s", str(size), "-n", str(count), "-w", "2", "-t", test, "-f"]
-    server = subprocess.Popen(args, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(["stdbuf", "-oL", *args], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 5
-        while not listening(port) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if not listens(server):
+            return 0.0
         done = subprocess.run(args + ["127.0.0.1"], env=env, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return 0.0
     finally:
         server.kill()
         server.wait()
+        server.stdout.close()
     numbers = re.findall(r"[\d.]+", done.stdout.strip().splitlines()[-1]) if done.stdout.strip() else []
     # iterations, 50th percentile, average and overall time, average and overall MiB/s, ...
     return float(numbers[5]) * (1 << 20) / 1e9 if len(numbers) >= 8 else 0.0

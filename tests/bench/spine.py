@@ -12,6 +12,7 @@ Prints `row value target pass|miss`, after lines that name the machine, the comm
 """
 import json
 import os
+import select
 import statistics
 import subprocess
 import sys
@@ -67,20 +68,27 @@ class Cluster:
         self.dir = tempfile.TemporaryDirectory()
         command = [BIN / "assay", "up", "--model", MODEL, "--stores=2", "--workers=2", "--port=0",
                    f"--threads={THREADS}", f"--run-dir={self.dir.name}"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        state = Path(self.dir.name) / "cluster.json"
-        deadline = time.monotonic() + 120
-        while not state.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                sys.exit(f"the cluster did not start; logs are in {self.dir.name}")
-            time.sleep(0.1)
-        nodes = json.loads(state.read_text())["nodes"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.wait_ready(time.monotonic() + 120)
+        nodes = json.loads((Path(self.dir.name) / "cluster.json").read_text())["nodes"]
         self.workers = [node["http_address"] for node in nodes if node["role"] == "worker"]
         return self
+
+    def wait_ready(self, deadline):
+        """Until `assay up` has said how to end it, which comes last."""
+        said = b""
+        while b"Ctrl-C" not in said:
+            left = deadline - time.monotonic()
+            ready = left > 0 and select.select([self.process.stdout], [], [], left)[0]
+            more = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            if not more:
+                sys.exit(f"the cluster did not start; logs are in {self.dir.name}")
+            said += more
 
     def __exit__(self, *_):
         self.process.terminate()
         self.process.wait(30)
+        self.process.stdout.close()
         self.dir.cleanup()
 
     def first_token(self, worker, prompt, salt):

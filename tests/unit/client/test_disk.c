@@ -1,23 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store with a disk and a client, over UCX: what is put comes back from disk, to the byte, and the
 // disk failing is a miss and nothing else.
+#include "../common/temporary_folder.h"
 #include "world.h"
 
-#include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 static world_t world;
-static char directory[64];
+static char directory[TEMPORARY_FOLDER_BYTES];
 static uint32_t added, removed;
-
-static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
-{
-    (void)stat;
-    (void)type;
-    (void)at;
-    return remove(path);
-}
 
 static world_options_t with_disk(size_t ram_bytes)
 {
@@ -31,8 +23,7 @@ static world_options_t with_disk(size_t ram_bytes)
 static int begin(void **state)
 {
     (void)state;
-    strcpy(directory, "/tmp/assay-disk-XXXXXX");
-    assert_non_null(mkdtemp(directory));
+    temporary_folder_make(directory);
     as_log_set_level(AS_LOG_ERROR);
     added = removed = 0;
     return 0;
@@ -43,7 +34,7 @@ static int end(void **state)
     (void)state;
     world_close(&world);
     as_log_set_level(AS_LOG_INFO);
-    return nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return temporary_folder_remove(directory);
 }
 
 static kvs_stat_t stat_now(void)
@@ -192,6 +183,30 @@ static void dropped_blocks_leave_disk_too(void **state)
     assert_int_equal(stat_now().disk_blocks, 0);
 }
 
+static void a_block_dropped_on_its_way_from_disk_stays_dropped(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 1);
+    start_again(&options);
+    kvs_store_set_listener(world.stores[0], on_event, NULL);
+    fetch_result_t result = {0};
+    assert_int_equal(
+        fetch_begin(&world, (fetch_ask_t){.count = 1, .deadline_us = 5000000}, &result), AS_OK);
+    while (stat_now().pins == 0) { // until the store reads it
+        as_loop_run_once(world.loop, true);
+    }
+    assert_true(kvs_store_drop(world.stores[0], &world.keys[0]));
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_ERR_NOT_FOUND);
+    assert_int_equal(stat_now().blocks + stat_now().disk_blocks, 0);
+    assert_int_equal(added, 0);
+    assert_int_equal(removed, 1);
+    fetch_free(&result);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -204,6 +219,7 @@ int main(void)
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
         TEST(a_durable_put_that_finds_no_disk_is_no_success),
         TEST(dropped_blocks_leave_disk_too),
+        TEST(a_block_dropped_on_its_way_from_disk_stays_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,28 +11,21 @@
 #include <unistd.h>
 
 #include "common/memory_limit.h"
+#include "temporary_folder.h"
 
-static char root[64];
+static char root[TEMPORARY_FOLDER_BYTES];
 
 static int begin(void **state)
 {
     (void)state;
-    strcpy(root, "/tmp/assay-memory-XXXXXX");
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
-{
-    (void)stat;
-    (void)type;
-    (void)at;
-    return remove(path);
+    temporary_folder_make(root);
+    return 0;
 }
 
 static int end(void **state)
 {
     (void)state;
-    return nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    return temporary_folder_remove(root);
 }
 
 // A file under the root, with the directories above it.

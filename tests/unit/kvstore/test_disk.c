@@ -6,13 +6,13 @@
 #include <cmocka.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../common/temporary_folder.h"
 #include "common/checksum.h"
 #include "common/fault.h"
 #include "common/log.h"
@@ -26,7 +26,7 @@
 #define SEGMENT      (1u << 20)
 #define PER_SEGMENT  16u // images of 64 KiB
 
-static char directory[64];
+static char directory[TEMPORARY_FOLDER_BYTES];
 static as_loop_t *loop;
 static kvs_disk_t *disk;
 static uint32_t gone;
@@ -65,21 +65,12 @@ static void open_again(void)
 static int begin(void **state)
 {
     (void)state;
-    strcpy(directory, "/tmp/assay-disk-XXXXXX");
-    assert_non_null(mkdtemp(directory));
+    temporary_folder_make(directory);
     assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
     as_log_set_level(AS_LOG_ERROR);
     gone = 0;
     open_disk();
     return 0;
-}
-
-static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
-{
-    (void)stat;
-    (void)type;
-    (void)at;
-    return remove(path);
 }
 
 static int end(void **state)
@@ -90,7 +81,7 @@ static int end(void **state)
     disk = NULL;
     as_loop_free(loop);
     as_log_set_level(AS_LOG_INFO);
-    return nftw(directory, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return temporary_folder_remove(directory);
 }
 
 // ---- blocks
@@ -447,6 +438,26 @@ static void on_a_full_disk_the_oldest_makes_room(void **state)
     assert_int_equal(read_block(901), AS_OK);
 }
 
+static void a_block_removed_while_it_is_written_is_never_found(void **state)
+{
+    (void)state;
+    uint8_t *image = image_of(1);
+    waited_t waited = {0};
+    kvs_spec_t spec = spec_of(1), other = spec_of(2);
+    assert_int_equal(give(&spec, image, false, &waited), AS_OK);
+    assert_int_equal(give(&other, image, false, &waited), AS_OK);
+    assert_true(kvs_disk_remove(disk, &spec.key, AS_WIRE_FULL)); // the loop has not turned
+    assert_false(kvs_disk_remove(disk, &spec.key, AS_WIRE_FULL));
+    assert_int_equal(kvs_disk_remove_all(disk), 1);
+    wait_for(&waited, 2);
+    assert_false(is_found(1) || is_found(2));
+    assert_int_equal(stat_now().blocks, 0);
+    assert_int_equal(gone, 0);
+    open_again();
+    assert_int_equal(stat_now().blocks, 0);
+    as_mem_free(image);
+}
+
 static void a_full_queue_says_busy(void **state)
 {
     (void)state;
@@ -522,6 +533,7 @@ int main(void)
         TEST(reads_that_fail_are_misses),
         TEST(after_many_failed_writes_the_tier_only_reads),
         TEST(on_a_full_disk_the_oldest_makes_room),
+        TEST(a_block_removed_while_it_is_written_is_never_found),
         TEST(a_full_queue_says_busy),
         TEST(everything_is_called_back_at_the_end),
         TEST(records_survive_only_as_they_were_written),
