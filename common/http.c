@@ -357,6 +357,15 @@ as_status_t as_http_check_address(const char *address)
     return status;
 }
 
+// The path is a C string: an escaped zero byte would end it early, so such a path stays as it came
+// and is found nowhere.
+static size_t on_unescape(void *ctx, struct MHD_Connection *connection, char *text)
+{
+    (void)ctx;
+    (void)connection;
+    return strstr(text, "%00") ? strlen(text) : MHD_http_unescape(text);
+}
+
 static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connections_max)
 {
     uint32_t idle = http->receive_seconds / 2;
@@ -367,7 +376,7 @@ static struct MHD_Daemon *start_daemon(as_http_t *http, int fd, uint32_t connect
         (unsigned)(idle < AS_HTTP_IDLE_SECONDS_MAX ? idle : AS_HTTP_IDLE_SECONDS_MAX),
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_BYTES, MHD_OPTION_STRICT_FOR_CLIENT,
         1, MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
-        on_connection, http, MHD_OPTION_END);
+        on_connection, http, MHD_OPTION_UNESCAPE_CALLBACK, on_unescape, NULL, MHD_OPTION_END);
 }
 
 static void open_handles(as_http_t *http, uv_loop_t *uv, int epoll_fd)

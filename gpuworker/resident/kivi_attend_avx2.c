@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI's attention for processors with AVX2. Not with FMA: the bits are to be those of the portable
 // code.
-#if defined(__x86_64__)
-#ifndef __clang__
-#pragma GCC optimize("O3")
-#endif
-#pragma GCC target("avx2")
-#endif
 #include "gpuworker/resident/kivi_attend.h"
 
 void gpw_kivi_attend_avx2(const gpw_kivi_part_t *part)

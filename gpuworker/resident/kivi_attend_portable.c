@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI's attention for any processor.
-#ifndef __clang__
-#pragma GCC optimize("O3")
-#endif
 #include "gpuworker/resident/kivi_attend.h"
 
 void gpw_kivi_attend_portable(const gpw_kivi_part_t *part)

@@ -481,6 +481,10 @@ static void the_metrics_port_answers_scrapers_and_probes(void **state)
     assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
     ask_metrics(metrics, GET_CLOSE("/other"));
     assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
+    ask_metrics(metrics, GET_CLOSE("/metrics%00x")); // an escaped end of text ends no path
+    assert_int_equal(strncmp(answer, "HTTP/1.1 404 ", 13), 0);
+    ask_metrics(metrics, GET_CLOSE("/%6detrics"));
+    assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
     ask_metrics(metrics, "DELETE /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     assert_int_equal(strncmp(answer, "HTTP/1.1 405 ", 13), 0);
     assert_non_null(strstr(answer, "Allow: GET, HEAD\r\n"));
