@@ -47,6 +47,11 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.disk_bytes_max = stat.disk_bytes_max;
     reply.promotions = stat.promotions;
     reply.disk_read_only = stat.disk_read_only;
+    reply.scrub_passes = stat.scrub_passes;
+    reply.scrub_bytes = stat.scrub_bytes;
+    reply.scrub_bad_ram = stat.scrub_bad_ram;
+    reply.scrub_bad_disk = stat.scrub_bad_disk;
+    reply.scrub_restored = stat.scrub_restored;
     closure(&reply, closure_data);
 }
 
@@ -153,6 +158,30 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
         memcpy(key.bytes, request->keys[i].data, sizeof(key));
         reply.dropped += kvs_store_drop(store, &key);
     }
+    closure(&reply, closure_data);
+}
+
+static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRequest *request,
+                        Assay__StoreScrubReply_Closure closure, void *closure_data)
+{
+    kvs_store_t *store = ((kvs_admin_t *)service)->store;
+    if (request->start) {
+        kvs_store_scrub(store, request->bytes_per_second);
+    }
+    kvs_scrub_stat_t stat;
+    kvs_store_scrub_stat(store, &stat);
+    Assay__StoreScrubReply reply = ASSAY__STORE_SCRUB_REPLY__INIT;
+    reply.pass = stat.pass;
+    reply.running = stat.running;
+    reply.took_us = stat.took_us;
+    reply.bytes = stat.bytes;
+    reply.ram_blocks = stat.ram_blocks;
+    reply.ram_bytes = stat.ram_bytes;
+    reply.disk_blocks = stat.disk_blocks;
+    reply.disk_bytes = stat.disk_bytes;
+    reply.bad_ram_blocks = stat.bad_ram_blocks;
+    reply.bad_disk_blocks = stat.bad_disk_blocks;
+    reply.restored_blocks = stat.restored_blocks;
     closure(&reply, closure_data);
 }
 

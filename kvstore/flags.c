@@ -11,7 +11,7 @@
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name;
     const char *disk;
-    int64_t disk_bytes, disk_queue_bytes;
+    int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
 } values;
 
@@ -50,6 +50,9 @@ static const as_option_t table[] = {
     ROW("disk-queue", BYTES, disk_queue_bytes, "256MiB", "BYTES",
         "waiting to be written; beyond it new blocks stay in memory only", .min = 1 << 20,
         .max = 1e12),
+    ROW("scrub-rate", BYTES, scrub_rate, "32MiB", "BYTES",
+        "blocks checked in the background, per second; 0 is none unless `assay scrub` asks",
+        .min = 0, .max = 1e12),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
     AS_DAEMON_OPTIONS(common),
 };
@@ -100,6 +103,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.disk_directory = values.disk;
     flags_p->store.disk_bytes = (uint64_t)values.disk_bytes;
     flags_p->store.disk_queue_bytes = (uint64_t)values.disk_queue_bytes;
+    flags_p->store.scrub_bytes_per_second = (uint64_t)values.scrub_rate;
     flags_p->store.blocks_max = (uint32_t)values.blocks_max;
     flags_p->store.lease_us_max = (uint64_t)values.lease_ms_max * 1000;
     flags_p->store.reservation_us = (uint64_t)values.reservation_ms * 1000;

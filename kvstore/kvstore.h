@@ -57,11 +57,13 @@ typedef struct kvs_store_options {
     uint32_t connections_max;
     uint64_t lease_us_max;
     uint64_t reservation_us;
-    uint32_t evict_high_percent; // above this share of the pool eviction begins
-    uint32_t evict_low_percent;  // and at this it ends
-    const char *disk_directory;  // of the disk tier; NULL: RAM only. Needs a loop in real time
-    uint64_t disk_bytes;         // of its files, at most
-    uint64_t disk_queue_bytes;   // waiting to be written; beyond it new blocks stay in RAM only
+    uint32_t evict_high_percent;     // above this share of the pool eviction begins
+    uint32_t evict_low_percent;      // and at this it ends
+    const char *disk_directory;      // of the disk tier; NULL: RAM only. Needs a loop in real time
+    uint64_t disk_bytes;             // of its files, at most
+    uint64_t disk_queue_bytes;       // waiting to be written; beyond it new blocks stay in RAM only
+    uint64_t scrub_bytes_per_second; // checked by the scrubber by itself; 0: only when asked
+    uint64_t scrub_pause_us;         // between two passes of its own
 } kvs_store_options_t;
 
 typedef struct kvs_stat {
@@ -80,8 +82,24 @@ typedef struct kvs_stat {
     bool disk_read_only;
     uint64_t checksum_failures; // commits refused
     uint64_t connections;
+    uint64_t scrub_passes, scrub_bytes;
+    uint64_t scrub_bad_ram, scrub_bad_disk; // blocks that the scrubber found and dropped
+    uint64_t scrub_restored;                // of those in RAM: brought back from disk
     double fragmentation; // 1 - largest free run / free bytes; 0 when nothing is free
 } kvs_stat_t;
+
+// A pass of the scrubber (scrub.c), running or the last one.
+typedef struct kvs_scrub_stat {
+    uint64_t pass; // 1 is the first; 0: none yet
+    bool running;
+    uint64_t took_us;
+    uint64_t bytes; // that there were to check when it began, about
+    uint64_t ram_blocks, ram_bytes, disk_blocks, disk_bytes; // checked so far
+    uint64_t bad_ram_blocks, bad_disk_blocks;
+    uint64_t restored_blocks; // from disk
+} kvs_scrub_stat_t;
+
+#define KVS_SCRUB_RATE_USUAL (32u << 20) // bytes per second
 
 // What became of a block: for the scheduler's directory.
 typedef enum kvs_event { KVS_BLOCK_ADDED, KVS_BLOCK_REMOVED } kvs_event_t;
@@ -102,6 +120,9 @@ void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);
 // Forgets one block (false: there is none), or all; returns how many.
 bool kvs_store_drop(kvs_store_t *store, const as_key_t *key);
 uint64_t kvs_store_drop_all(kvs_store_t *store);
+// Begins a pass over all blocks now, from the start; at 0 bytes per second at the usual rate.
+void kvs_store_scrub(kvs_store_t *store, uint64_t bytes_per_second);
+void kvs_store_scrub_stat(const kvs_store_t *store, kvs_scrub_stat_t *stat_p);
 
 // The admin service (proto/kvstore.proto), for as_rpc_server_add; lives as long as the store.
 ProtobufCService *kvs_admin_service(kvs_store_t *store);

@@ -46,6 +46,16 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
         GAUGE("disk_dropped_blocks", "Blocks that went with the oldest segment"),
     [KVS_METRIC_DISK_READ_ONLY] =
         GAUGE("disk_read_only", "1: too many writes failed, the disk is only read"),
+    [KVS_METRIC_SCRUB_PASSES] =
+        COUNTER("scrub_passes_total", "Passes of the scrubber that came to their end"),
+    [KVS_METRIC_SCRUB_BYTES] =
+        COUNTER("scrub_bytes_total", "Bytes in RAM and on disk that the scrubber checked"),
+    [KVS_METRIC_SCRUB_BAD_RAM] =
+        COUNTER("scrub_bad_ram_blocks_total", "Blocks in RAM that the scrubber found to be bad"),
+    [KVS_METRIC_SCRUB_BAD_DISK] =
+        COUNTER("scrub_bad_disk_blocks_total", "Blocks on disk that the scrubber found to be bad"),
+    [KVS_METRIC_SCRUB_RESTORED] = COUNTER("scrub_restored_blocks_total",
+                                          "Bad blocks in RAM that were brought back from disk"),
     [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
                               .help = "From RESERVE to the block being visible",
                               .type = AS_METRIC_HISTOGRAM},

@@ -28,6 +28,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .evict_high_percent = 95,
         .evict_low_percent = 90,
         .disk_queue_bytes = 256u << 20,
+        .scrub_pause_us = 3600000000u,
     };
 }
 
@@ -209,6 +210,9 @@ static as_status_t store_fill(kvs_store_t *store)
         status = as_timer_alloc(options->loop, on_sweep, store, &store->sweep);
     }
     if (status == AS_OK) {
+        status = kvs_scrub_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
     return status;
@@ -258,7 +262,9 @@ void kvs_store_free(kvs_store_t *store)
     while (store->conns) {
         kvs_conn_close(store->conns);
     }
+    kvs_scrub_stop(store);
     kvs_tier_free(store); // its threads use the memory
+    kvs_scrub_free(store);
     as_net_mem_free(store->mem);
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);

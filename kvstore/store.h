@@ -51,6 +51,11 @@ typedef enum kvs_metric {
     KVS_METRIC_DISK_CORRUPT,
     KVS_METRIC_DISK_DROPPED,
     KVS_METRIC_DISK_READ_ONLY,
+    KVS_METRIC_SCRUB_PASSES,
+    KVS_METRIC_SCRUB_BYTES,
+    KVS_METRIC_SCRUB_BAD_RAM,
+    KVS_METRIC_SCRUB_BAD_DISK,
+    KVS_METRIC_SCRUB_RESTORED,
     KVS_METRIC_COMMIT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
@@ -81,6 +86,7 @@ typedef struct kvs_locate {
 
 typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
+typedef struct kvs_scrub kvs_scrub_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -94,6 +100,7 @@ struct kvs_store {
     kvs_leases_t *leases;
     kvs_puts_t *puts;
     kvs_tier_t *tier; // NULL: RAM only
+    kvs_scrub_t *scrub;
     kvs_event_fn listener;
     void *listener_ctx;
     as_pool_t *reads;
@@ -167,6 +174,15 @@ bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind);
 uint64_t kvs_tier_remove_all(kvs_store_t *store);
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
 void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p);
+struct kvs_disk *kvs_tier_disk(const kvs_store_t *store); // NULL: RAM only
+// Brings back from disk what went from RAM since it was bad, if it is there; counted when it is here.
+void kvs_tier_restore(kvs_store_t *store, const kvs_spec_t *spec);
+
+// scrub.c
+as_status_t kvs_scrub_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_scrub_stop(kvs_store_t *store); // before the disk ends
+void kvs_scrub_free(kvs_store_t *store); // after it
+void kvs_scrub_restored(kvs_store_t *store);
 
 // admin.c
 as_status_t kvs_admin_alloc(kvs_store_t *store) AS_MUST_USE;

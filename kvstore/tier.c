@@ -21,6 +21,7 @@ typedef struct promotion {
     kvs_block_t *block;
     uint32_t waiting; // a bit for each slot of store->locates
     bool unwanted;    // the block was removed meanwhile
+    bool restoring;   // for the scrubber
 } promotion_t;
 
 typedef struct behind {
@@ -146,12 +147,15 @@ static void on_promoted(void *ctx, as_status_t status)
     kvs_store_t *store = promotion->store;
     kvs_block_t *block = promotion->block;
     uint32_t waiting = promotion->waiting;
-    bool wanted = !promotion->unwanted;
+    bool wanted = !promotion->unwanted, restoring = promotion->restoring;
     kvs_index_unpin(store->index, block);
     forget_promotion(store->tier, promotion);
     if (status == AS_OK && wanted) {
         kvs_index_seal(store->index, block, as_loop_now_us(store->options.loop));
         kvs_count(&store->counted.promotions, KVS_METRIC_PROMOTIONS, 1);
+        if (restoring) {
+            kvs_scrub_restored(store);
+        }
     } else {
         kvs_index_doom(store->index, block);
     }
@@ -206,6 +210,21 @@ static promotion_t *promote(kvs_store_t *store, const kvs_spec_t *found)
     }
     kvs_store_evict_soon(store, 0);
     return promotion;
+}
+
+void kvs_tier_restore(kvs_store_t *store, const kvs_spec_t *spec)
+{
+    const kvs_spec_t *found =
+        store->tier ? kvs_disk_find(store->tier->disk, &spec->key, spec->kind) : NULL;
+    promotion_t *promotion = found ? promote(store, found) : NULL;
+    if (promotion) { // else it is brought when it is asked for
+        promotion->restoring = true;
+    }
+}
+
+struct kvs_disk *kvs_tier_disk(const kvs_store_t *store)
+{
+    return store->tier ? store->tier->disk : NULL;
 }
 
 bool kvs_tier_wait(kvs_locate_t *locate)

@@ -31,6 +31,7 @@ int cli_up(int argc, char **argv);
 int cli_run(int argc, char **argv);
 int cli_stat(int argc, char **argv);
 int cli_ls(int argc, char **argv);
+int cli_scrub(int argc, char **argv);
 int cli_verify(int argc, char **argv);
 int cli_demo(int argc, char **argv);
 

@@ -14,6 +14,7 @@ static const cli_command_t commands[] = {
     {"run", "ask a running worker, and print its answer as it comes", cli_run},
     {"stat", "show the nodes of the cluster and their figures", cli_stat},
     {"ls", "list the blocks that the stores hold", cli_ls},
+    {"scrub", "have the stores check the bytes of all their blocks", cli_scrub},
     {"verify", "compare decoding with verification against the full cache, bit for bit",
      cli_verify},
     {"demo", "start a cluster, share a long prefix between two workers, and show the figures",

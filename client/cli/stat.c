@@ -191,6 +191,11 @@ static json_t *store_json(const Assay__NodeStat *node)
         {"disk_bytes_max", store->disk_bytes_max},
         {"promotions", store->promotions},
         {"disk_read_only", store->disk_read_only},
+        {"scrub_passes", store->scrub_passes},
+        {"scrub_bytes", store->scrub_bytes},
+        {"scrub_bad_ram", store->scrub_bad_ram},
+        {"scrub_bad_disk", store->scrub_bad_disk},
+        {"scrub_restored", store->scrub_restored},
     };
     json_t *object = json_object();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

@@ -94,8 +94,8 @@ static void was_read(kvs_disk_t *disk, kvs_job_t *job)
     disk->reads--;
     kvs_segment_remove_if_unread(disk, job->segment);
     if (job->status == AS_OK) {
-        disk->stat.read_blocks++;
-        disk->stat.read_bytes += job->bytes;
+        disk->stat.read_blocks += !job->check;
+        disk->stat.read_bytes += job->check ? 0 : job->bytes;
         return;
     }
     disk->stat.failures += job->status != AS_ERR_CHECKSUM;
@@ -198,6 +198,20 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
     return AS_OK;
 }
 
+kvs_job_t *kvs_disk_read_job(kvs_disk_t *disk, uint32_t at)
+{
+    kvs_job_t *job = disk->reads < disk->options.reads_max && disk->reader
+                         ? kvs_disk_job(disk, KVS_JOB_READ)
+                         : NULL;
+    if (job) {
+        job->record = disk->entries[at].record;
+        job->segment = disk->entries[at].segment;
+        job->segment->reads++;
+        disk->reads++;
+    }
+    return job;
+}
+
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
                           kvs_disk_done_fn done, void *ctx)
 {
@@ -205,20 +219,14 @@ as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
     if (at == KVS_DISK_NONE || disk->entries[at].writing) {
         return AS_ERR_NOT_FOUND;
     }
-    kvs_job_t *job = disk->reads < disk->options.reads_max && disk->reader
-                         ? kvs_disk_job(disk, KVS_JOB_READ)
-                         : NULL;
+    kvs_job_t *job = kvs_disk_read_job(disk, at);
     if (!job) {
         return AS_ERR_BUSY;
     }
-    job->record = disk->entries[at].record;
-    job->segment = disk->entries[at].segment;
     job->image = image;
     job->bytes = kvs_image_bytes(spec);
     job->done = done;
     job->ctx = ctx;
-    job->segment->reads++;
-    disk->reads++;
     kvs_worker_give(disk->reader, job);
     return AS_OK;
 }

@@ -24,6 +24,7 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "kvstore/disk/check.h"
 #include "kvstore/disk/image.h"
 #include "kvstore/disk/io.h"
 #include "kvstore/disk/worker.h"
@@ -244,7 +245,7 @@ static kvs_io_op_t *io_of(kvs_job_t *job, bool write)
                             .write = write,
                             .buffer = job->image,
                             .bytes = job->bytes,
-                            .offset = job->record.offset};
+                            .offset = job->record.offset + job->at};
     return &job->io;
 }
 
@@ -363,7 +364,9 @@ static void on_read(void *ctx, kvs_io_op_t *op)
     if (as_fault(AS_FAULT_disk_read_corrupt)) {
         ((uint8_t *)job->image)[job->bytes / 3] ^= 1;
     }
-    job->status = job->error != 0 ? AS_ERR_IO : kvs_image_check(&job->record, job->image);
+    job->status = job->error != 0 ? AS_ERR_IO
+                  : job->check    ? kvs_check_take(job->check)
+                                  : kvs_image_check(&job->record, job->image);
     kvs_worker_finish(feed->worker, job);
 }
 

@@ -19,11 +19,47 @@ static inline size_t kvs_image_bytes(const kvs_spec_t *spec)
 }
 
 // Ties the checksums to the key: the bytes of another block are found out.
+static inline uint32_t kvs_digest(const as_key_t *key, const void *crcs, uint32_t layers)
+{
+    return as_crc32c(as_crc32c(0, key, sizeof(*key)), crcs, layers * sizeof(uint32_t));
+}
+
 static inline uint32_t kvs_image_digest(const kvs_spec_t *spec, const void *image)
 {
-    uint32_t crc = as_crc32c(0, &spec->key, sizeof(spec->key));
-    return as_crc32c(crc, (const uint8_t *)image + kvs_image_crcs_at(spec),
-                     spec->layers * sizeof(uint32_t));
+    return kvs_digest(&spec->key, (const uint8_t *)image + kvs_image_crcs_at(spec), spec->layers);
+}
+
+// How far the extents of a block were checked, a piece at a time.
+typedef struct kvs_image_progress {
+    uint64_t bytes;
+    uint32_t crc; // of the extent in which it ends
+} kvs_image_progress_t;
+
+typedef struct kvs_image_piece {
+    const uint8_t *bytes; // those behind the progress
+    size_t count;
+} kvs_image_piece_t;
+
+// False: an extent that ends in this piece has not the checksum that it should.
+static inline bool kvs_image_check_piece(const kvs_spec_t *spec, const uint32_t *crcs,
+                                         kvs_image_progress_t *progress,
+                                         const kvs_image_piece_t *piece)
+{
+    for (size_t done = 0; done < piece->count;) {
+        uint64_t layer = progress->bytes / spec->extent_bytes;
+        size_t extent_left = spec->extent_bytes - progress->bytes % spec->extent_bytes;
+        size_t left = piece->count - done, now = left < extent_left ? left : extent_left;
+        progress->crc = as_crc32c(progress->crc, piece->bytes + done, now);
+        progress->bytes += now;
+        done += now;
+        if (now == extent_left) {
+            if (progress->crc != crcs[layer]) {
+                return false;
+            }
+            progress->crc = 0;
+        }
+    }
+    return true;
 }
 
 // AS_ERR_CHECKSUM when these are not the bytes of that block.

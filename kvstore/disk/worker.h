@@ -38,9 +38,11 @@ typedef struct kvs_job {
     struct kvs_disk *disk;
     kvs_segment_t *segment;
     kvs_record_t record;
-    uint32_t entry; // WRITE: of the table
-    void *image;    // WRITE, READ: the extents, then their checksums
-    size_t bytes;   // of the image on disk, a multiple of 4096
+    uint32_t entry;          // WRITE: of the table
+    void *image;             // WRITE, READ: the extents, then their checksums
+    size_t at;               // READ of a piece: where it begins in the image
+    size_t bytes;            // of the image on disk, or of the piece; a multiple of 4096
+    struct kvs_check *check; // READ: a piece for check.c; NULL: a whole block
     bool durable;
     kvs_record_t *dropped; // DROP: owned
     uint32_t dropped_count;

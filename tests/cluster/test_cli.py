@@ -102,6 +102,22 @@ def test_stat_and_ls_show_the_stored_blocks(up, prompt):
     assert up.assay("ls").stdout.startswith("KEY")
 
 
+def test_scrub_checks_every_block_of_every_store(up, prompt):
+    assert up.assay("run", prompt, "--max-tokens=2").returncode == 0
+    wait_until(lambda: json.loads(up.assay("ls", "--json").stdout), 20, "blocks are stored")
+    done = up.assay("scrub", "--json", "--rate=1GiB")
+    passes = json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert len(passes) == 2 and not any(store["running"] for store in passes)
+    assert sum(store["ram_blocks"] for store in passes) >= len(json.loads(up.assay("ls", "--json").stdout))
+    assert all(store["bad_ram_blocks"] == store["bad_disk_blocks"] == 0 for store in passes)
+    again = json.loads(up.assay("scrub", "--json", "--show").stdout)
+    assert [store["pass"] for store in again] == [store["pass"] for store in passes]
+    stores = [node["store"] for node in json.loads(up.assay("stat", "--json").stdout)["nodes"] if "store" in node]
+    assert all(store["scrub_passes"] >= 1 and store["scrub_bad_ram"] == 0 for store in stores)
+    assert up.assay("scrub").stdout.startswith("RAM BLOCKS")
+
+
 def assay(*arguments):
     """A command that is to end before it looks for a cluster."""
     return subprocess.run([ASSAY, *arguments], capture_output=True, timeout=30)
