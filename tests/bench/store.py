@@ -2,31 +2,229 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of `./dev bench store`: each figure is a ratio against a peer or a limit, measured in this run.
 
-disk    the disk tier by itself: cold reads of 1 MiB blocks in random order, checked, against fio's direct reads at the same
-        depth; writes behind and durable writes beside them; seconds from a start to ready with 100,000 blocks
+wire     reads of 1 MiB extents over shared memory and TCP loopback beside ucx_perftest (best of active message, tag and get,
+         with error handling), iperf3 and memcpy; checks on beside checks off
+objects  reads and writes of 1 MiB and 64 KiB beside Redis and memcached, over TCP and on one host (we over shared memory, they
+         over a Unix socket or TCP, whichever is faster), each with a pipelining client written for it (bench_peer.c) and as much
+         in flight; processor time of the store for each GB
+sizes    the same reads from 4 KiB to 8 MiB, to be read
+locate   keys a second of one store, 1,000 a batch
+latency  p99 of reads of 1 MiB while 30 % of the traffic is puts and the store evicts, over p99 without
+index    bytes that a store keeps for each block that it may have
+disk     the disk tier by itself: cold reads of 1 MiB blocks in random order, checked, against fio's direct reads at the same
+         depth; writes behind and durable writes beside them; seconds from a start to ready with 100,000 blocks
 
-Needs fio. Prints `row value target pass|miss`, after lines that name the machine, the commit and the command.
+All run in turn in each round; a figure is the median of the rounds. Peers are started and ended here. Needs ucx_perftest,
+iperf3, redis-server, memcached and fio. Prints `row value target pass|miss`, after lines that name the machine, the commit
+and the command.
 """
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
+import fetch
 import table
+from peers import BIN, MIB, Assay, Iperf, Memcached, Redis, peer_load
 
-BIN = Path(os.environ["ASSAY_BIN"])
 DEPTH = 8
-MIB = 512
+DISK_MIB = 512
 START_BLOCKS = 100000
+SET_MIB = 64
+TARGETS = {"redis": 1.5, "memcached": 1.1}
+TARGETS_ONE_HOST = {"redis": 4, "memcached": 3}
+CPU_TARGETS = {"redis": 0.5, "memcached": 0.8}
+SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20]
 
+
+def need(*programs):
+    missing = [program for program in programs if not shutil.which(program)]
+    if missing:
+        sys.exit(f"bench store: missing: {', '.join(missing)}; ./dev bench installs them")
+
+
+def size_text(size):
+    return f"{size // MIB}MiB" if size >= MIB else f"{size >> 10}KiB"
+
+
+def batch_of(size):
+    """Blocks of one fetch: 16 MiB, 256 at most. Two are in flight, and a peer has as many values."""
+    return max(1, min(256, 16 * MIB // size))
+
+
+def read(store, size, tls, seconds, **options):
+    shape = {"bytes": size, "batch": batch_of(size), "slots": 2, "set_mib": SET_MIB, "seconds": seconds}
+    return store.load("read", tls, **{**shape, **options})
+
+
+def write(store, size, tls, seconds):
+    """Puts are single: as many in flight as fit into 16 MiB."""
+    return store.load("write", tls, bytes=size, slots=max(2, min(64, 16 * MIB // size)), batch=1, set_mib=1, seconds=seconds)
+
+
+def medians(rounds):
+    return {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+
+
+# ---- wire
+
+def perftests(tls, size, quick):
+    """GB/s of ucx_perftest by test; get is emulated over TCP, at a tenth of the rate."""
+    tests = [test for test in fetch.TESTS if tls == "shm" or test != "ucp_get"]
+    return {f"{tls}_{size_text(size)}_{test}": fetch.perftest(tls, test, size, (256 if quick else 1024) * MIB) for test in tests}
+
+
+def wire_round(store, iperf, quick):
+    seconds, one, hot = 0.4 if quick else 1, {}, {"set_mib": 8, "batch": 8}
+    for name, tls in (("shm", None), ("tcp", "tcp")):
+        one[f"{name}_on"] = read(store, MIB, tls, seconds)["gb_per_s"]
+        one[f"{name}_off"] = read(store, MIB, tls, seconds, unchecked=1)["gb_per_s"]
+        one.update(perftests(name, MIB, quick))
+        one.update(perftests(name, SET_MIB * MIB, quick))
+    one["shm_hot_off"] = read(store, MIB, None, seconds, unchecked=1, **hot)["gb_per_s"]
+    for name, room in (("memcpy", SET_MIB), ("memcpy_hot", 8)):
+        one[name] = table.one_line([BIN / "bench_memcpy", str(MIB), str(room), str(room // 2), str(seconds)])["gb_per_s"]
+    one["iperf3"] = iperf.gb_per_s(1)
+    return one
+
+
+def bench_wire(quick):
+    need("ucx_perftest", "iperf3")
+    rounds = []
+    with Assay() as store, Iperf() as iperf:
+        for i in range(1 if quick else 5):
+            table.say(f"wire: round {i + 1}")
+            rounds.append(wire_round(store, iperf, quick))
+    m = medians(rounds)
+    for key, value in m.items():
+        table.say(f"{key} {value:.2f} GB/s")
+
+    def best(tls, size):
+        return max(value for key, value in m.items() if key.startswith(f"{tls}_{size_text(size)}_"))
+
+    # ucx_perftest moves one buffer: of 1 MiB, which stays in the caches, and of as much as our set, which does not.
+    table.row("read_shm_unchecked_vs_ucx_perftest", m["shm_off"] / best("shm", SET_MIB * MIB), 0.9)
+    table.row("read_shm_unchecked_in_cache_vs_ucx_perftest", m["shm_hot_off"] / best("shm", MIB), 0.9)
+    table.row("read_shm_unchecked_vs_memcpy", m["shm_off"] / m["memcpy"], 0.7)
+    table.row("read_shm_unchecked_in_cache_vs_memcpy", m["shm_hot_off"] / m["memcpy_hot"], 0.7)
+    table.row("read_tcp_vs_ucx_perftest", m["tcp_on"] / max(best("tcp", MIB), best("tcp", SET_MIB * MIB)), 0.9)
+    table.row("read_tcp_vs_iperf3", m["tcp_on"] / m["iperf3"], 0.7)
+    table.row("read_tcp_checked_vs_unchecked", m["tcp_on"] / m["tcp_off"], 0.95)
+    table.row("read_shm_checked_vs_unchecked", m["shm_on"] / m["shm_off"], 0.5)
+    return rounds
+
+
+# ---- objects
+
+def objects_round(servers, size, seconds):
+    one = {}
+    store, *peers = servers
+    for op, ours, theirs in (("read", read, "get"), ("write", write, "set")):
+        for tls in ("tcp", None):
+            one["assay", op, tls] = ours(store, size, tls, seconds)
+            for peer in peers:
+                one[peer.kind, op, tls] = peer_load(peer, theirs, tls, size, 2 * batch_of(size), SET_MIB, seconds)
+    return one
+
+
+def cpu_per_gb(results):
+    return statistics.median(one["store_cpu_s"] * 1e9 / (one.get("read_bytes") or one["bytes"]) for one in results)
+
+
+def objects_rows(rounds, size):
+    speed = {key: statistics.median(one[key]["gb_per_s"] for one in rounds) for key in rounds[0]}
+    for op in ("read", "write"):
+        for peer in ("redis", "memcached"):
+            fastest = max(speed[peer, op, "tcp"], speed[peer, op, None])
+            table.say(f"{op} of {size_text(size)}: tcp {speed['assay', op, 'tcp']:.2f} GB/s, shm {speed['assay', op, None]:.2f}; "
+                      f"{peer} tcp {speed[peer, op, 'tcp']:.2f}, unix {speed[peer, op, None]:.2f}")
+            table.row(f"{op}_{size_text(size)}_tcp_vs_{peer}", speed["assay", op, "tcp"] / speed[peer, op, "tcp"], TARGETS[peer])
+            table.row(f"{op}_{size_text(size)}_one_host_vs_{peer}", speed["assay", op, None] / fastest, TARGETS_ONE_HOST[peer])
+    if size == MIB:
+        ours = cpu_per_gb([one["assay", "read", "tcp"] for one in rounds])
+        for peer, target in CPU_TARGETS.items():
+            theirs = cpu_per_gb([one[peer, "read", "tcp"] for one in rounds])
+            table.say(f"processor seconds a GB read: store {ours:.3f}, {peer} {theirs:.3f}")
+            table.row(f"cpu_a_gb_read_tcp_vs_{peer}", ours / theirs, target, at_most=True)
+
+
+def bench_objects(quick):
+    need("redis-server", "memcached")
+    raw = {}
+    for size in (MIB, 64 << 10):
+        rounds = []
+        with Assay() as store, Redis() as redis, Memcached() as memcached:
+            for i in range(1 if quick else 5):
+                table.say(f"objects of {size_text(size)}: round {i + 1}")
+                rounds.append(objects_round((store, redis, memcached), size, 0.3 if quick else 1))
+        objects_rows(rounds, size)
+        raw[size_text(size)] = [{"_".join(map(str, key)): value for key, value in one.items()} for one in rounds]
+    return raw
+
+
+def bench_sizes(quick):
+    need("redis-server", "memcached")
+    raw, seconds = {}, 0.2 if quick else 0.6
+    for size in SIZES:
+        with Assay(options=["--blocks-max=65536"]) as store, Redis() as redis, Memcached() as memcached:
+            one = {"tcp": read(store, size, "tcp", seconds), "shm": read(store, size, None, seconds)}
+            for peer in (redis, memcached):
+                one[peer.kind] = peer_load(peer, "get", "tcp", size, 2 * batch_of(size), SET_MIB, seconds)
+        raw[size_text(size)] = one
+        for name, result in one.items():
+            table.row(f"read_{size_text(size)}_{name}_gb_per_s", result["gb_per_s"])
+    return raw
+
+
+# ---- the store by itself
+
+def bench_locate(quick):
+    runs = []
+    with Assay() as store:
+        for i in range(2 if quick else 5):
+            table.say(f"locate: round {i + 1}")
+            runs.append(store.load("locate", None, bytes=4096, batch=1000, slots=4, set_mib=16, seconds=0.5 if quick else 1))
+    # The store is one thread, so it cannot do more than a core's worth; the client has the other core.
+    table.row("locate_million_keys_per_s", statistics.median(one["keys_per_s"] for one in runs) / 1e6, 2)
+    table.row("locate_million_keys_a_store_cpu_second",
+              statistics.median(one["located"] / max(one["store_cpu_s"], 1e-9) for one in runs) / 1e6)
+    return runs
+
+
+def bench_latency(quick):
+    raw = {}
+    for name, tls in (("tcp", "tcp"), ("shm", None)):
+        alone, beside, seconds = [], [], 1 if quick else 3
+        for i in range(1 if quick else 3):
+            table.say(f"latency over {name}: round {i + 1}")
+            with Assay() as store:
+                load = {"batch": 1, "slots": 4, "set_mib": SET_MIB, "seconds": seconds}
+                alone.append(store.load("mixed", tls, puts=0, **load))
+                beside.append(store.load("mixed", tls, puts=30, **load))
+                beside[-1]["evictions"] = store.node()["store"]["evictions"]
+        p99 = [statistics.median(one["p99_us"] for one in runs) for runs in (alone, beside)]
+        evictions = min(one["evictions"] for one in beside)
+        table.say(f"p99 of reads over {name}: {p99[0]:.0f} us alone, {p99[1]:.0f} beside puts, {evictions} evictions")
+        if evictions == 0:
+            sys.exit("bench store: nothing was evicted, so the row of latency means nothing: let it run longer")
+        table.row(f"p99_read_beside_puts_{name}", p99[1] / p99[0], 2.0, at_most=True)
+        raw[name] = {"alone": alone, "beside": beside}
+    return raw
+
+
+def bench_index(quick):
+    one = table.one_line([BIN / "bench_index"])
+    table.row("index_bytes_a_block", one["bytes_a_block"], 192, at_most=True)
+    return one
+
+
+# ---- disk
 
 def fio(folder, pattern):
     """GB/s of direct reads or writes of 1 MiB at the depth of bench_disk."""
-    done = subprocess.run(["fio", "--name=fio", f"--directory={folder}", f"--rw={pattern}", "--bs=1M", f"--size={MIB}M",
+    done = subprocess.run(["fio", "--name=fio", f"--directory={folder}", f"--rw={pattern}", "--bs=1M", f"--size={DISK_MIB}M",
                            "--direct=1", "--ioengine=io_uring", f"--iodepth={DEPTH}", "--output-format=json"],
                           capture_output=True, text=True, check=True)
     job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
@@ -34,28 +232,28 @@ def fio(folder, pattern):
 
 
 def bench_disk(quick):
-    if not shutil.which("fio"):
-        sys.exit("bench store: fio is missing: install the package fio")
+    need("fio")
     ours, reads, writes = [], [], []
     for i in range(2 if quick else 5):
         table.say(f"disk: round {i + 1}")
         with tempfile.TemporaryDirectory(prefix="assay-bench-") as folder:
-            ours.append(table.one_line([BIN / "bench_disk", folder, str(MIB), str(START_BLOCKS)]))
+            ours.append(table.one_line([BIN / "bench_disk", folder, str(DISK_MIB), str(START_BLOCKS)]))
         with tempfile.TemporaryDirectory(prefix="assay-bench-") as folder:
             writes.append(fio(folder, "write"))
             reads.append(fio(folder, "randread"))
     median = {key: statistics.median(run[key] for run in ours) for key in ours[0] if key.endswith(("_s", "_seconds"))}
-    read, write = statistics.median(reads), statistics.median(writes)
-    table.say(f"disk: reads {median['read_gb_per_s']:.2f} GB/s, fio {read:.2f}; writes behind {median['write_gb_per_s']:.2f}, "
-              f"durable {median['durable_gb_per_s']:.2f}, fio {write:.2f}")
-    table.row("disk_cold_read_vs_fio", median["read_gb_per_s"] / read, 0.8)
-    table.row("disk_write_behind_vs_fio", median["write_gb_per_s"] / write)
-    table.row("disk_durable_write_vs_fio", median["durable_gb_per_s"] / write)
+    read_rate, write_rate = statistics.median(reads), statistics.median(writes)
+    table.say(f"disk: reads {median['read_gb_per_s']:.2f} GB/s, fio {read_rate:.2f}; writes behind {median['write_gb_per_s']:.2f}, "
+              f"durable {median['durable_gb_per_s']:.2f}, fio {write_rate:.2f}")
+    table.row("disk_cold_read_vs_fio", median["read_gb_per_s"] / read_rate, 0.8)
+    table.row("disk_write_behind_vs_fio", median["write_gb_per_s"] / write_rate)
+    table.row("disk_durable_write_vs_fio", median["durable_gb_per_s"] / write_rate)
     table.row("disk_start_seconds_100k_blocks", median["start_seconds"], 2, at_most=True)
     return {"assay": ours, "fio_read": reads, "fio_write": writes}
 
 
-PARTS = {"disk": bench_disk}
+PARTS = {"wire": bench_wire, "objects": bench_objects, "sizes": bench_sizes, "locate": bench_locate, "latency": bench_latency,
+         "index": bench_index, "disk": bench_disk}
 
 if __name__ == "__main__":
     sys.exit(table.main("store", __doc__, PARTS))

@@ -26,9 +26,11 @@ def row(name, value, target=None, at_most=False):
     ROWS.append({"row": name, "value": round(value, 3), "target": shown, "verdict": verdict})
 
 
-def one_line(command):
+def one_line(command, env=None):
     """The last line of a program's output, as JSON."""
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    if done.returncode != 0:
+        sys.exit(f"{command[0]} ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

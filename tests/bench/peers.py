@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that the table of stores measures: ours and its peers, each started, waited for and ended here.
+
+Every server is a child, listens on loopback on a port that was free, keeps everything in memory and is given its best
+settings for one client. Use as contexts.
+"""
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import table
+
+BIN = Path(os.environ["ASSAY_BIN"])
+START_SECONDS = 20
+END_SECONDS = 20
+MIB = 1 << 20
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            sys.exit(f"bench store: not in time: {what}")
+        select.select([], [], [], 0.02)
+
+
+class Server:
+    """A child process with a folder of its own. `run_in` is put before the command, as `nsenter ...`."""
+
+    def __init__(self, run_in=()):
+        self.run_in, self.children = list(run_in), []
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="assay-bench-")
+        try:
+            self.start()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def launch(self, *command, env=None):
+        log = open(Path(self.folder.name) / f"log-{len(self.children)}", "wb")
+        child = subprocess.Popen([*self.run_in, *map(str, command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
+                                 env={**os.environ, **(env or {})}, cwd=self.folder.name)
+        log.close()
+        self.children.append(child)
+        return child
+
+    def end(self):
+        for child in reversed(self.children):
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(END_SECONDS)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait(END_SECONDS)
+            child.stdout.close()
+        self.folder.cleanup()
+
+    def log(self, number):
+        return (Path(self.folder.name) / f"log-{number}").read_text(errors="replace")[-2000:]
+
+    def line(self, child):
+        """The next line of a child's output."""
+        deadline, line = time.monotonic() + START_SECONDS, b""
+        while not line.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            ready = left > 0 and select.select([child.stdout], [], [], left)[0]
+            byte = os.read(child.stdout.fileno(), 1) if ready else b""
+            if not byte:
+                sys.exit(f"bench store: {child.args[0]} did not start: {self.log(self.children.index(child))}")
+            line += byte
+        return line.decode(errors="replace")
+
+
+class Assay(Server):
+    """A scheduler and stores that have joined it. `pid` and `name` (of --store) are those of the first."""
+
+    def __init__(self, ram_mib=192, options=(), host="127.0.0.1", run_in=(), env=None):
+        super().__init__(run_in)
+        self.ram_mib, self.options, self.host, self.env = ram_mib, list(options), host, env
+
+    def start(self):
+        scheduler = self.launch(BIN / "assay-scheduler", f"--listen={self.host}:0", f"--http={self.host}:0")
+        self.scheduler = json.loads(self.line(scheduler))["rpc"]
+        store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={self.ram_mib}MiB",
+                            *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *self.options, env=self.env)
+        self.ready, self.pid = json.loads(self.line(store)), store.pid
+        wait_until(lambda: self.node() is not None, "the store joins the scheduler")
+        self.name = f"{self.node()['node_id']}@{self.ready['data']}"
+
+    def node(self):
+        """What the scheduler and the store tell of the store, as `assay stat --json` shows it."""
+        done = subprocess.run([*self.run_in, BIN / "assay", "stat", "--json", f"--scheduler={self.scheduler}"], capture_output=True)
+        nodes = json.loads(done.stdout)["nodes"] if done.returncode == 0 else []
+        return next((node for node in nodes if node["state"] == "alive" and node["store"] is not None), None)
+
+    def load(self, op, tls="tcp", **options):
+        """One run of bench_store; tls names the transports (None: all, as a client has them)."""
+        env = dict(os.environ, **({"UCX_TLS": tls} if tls else {}))
+        command = [*self.run_in, BIN / "bench_store", "--store", self.name, "--op", op, "--pid", self.pid]
+        for name, value in options.items():
+            command += [f"--{name.replace('_', '-')}", value]
+        result = table.one_line([str(part) for part in command], env)
+        if result["errors"] or result["misses"] > result["reads"] / 50:
+            table.say(f"{op} {options}: {result['errors']} errors, {result['misses']} misses of {result['reads']} reads")
+        return result
+
+
+class Redis(Server):
+    kind = "redis"
+
+    def start(self):
+        self.port, self.socket = free_port(), Path(self.folder.name) / "socket"
+        child = self.launch("redis-server", "--port", self.port, "--bind", "127.0.0.1", "--unixsocket", self.socket, "--save", "",
+                            "--appendonly", "no", "--daemonize", "no")
+        self.pid = child.pid
+        while "Ready to accept connections" not in self.line(child):
+            pass
+
+    def address(self, tls):
+        return f"127.0.0.1:{self.port}" if tls == "tcp" else self.socket
+
+
+class Memcached(Server):
+    """Two of them, since one listens either on a port or on a socket."""
+    kind = "memcached"
+
+    def start(self):
+        self.port, self.socket = free_port(), Path(self.folder.name) / "socket"
+        own = ["memcached", "-u", "root", "-m", "160", "-I", "16m", "-t", "1"]
+        self.pids = {"tcp": self.launch(*own, "-l", "127.0.0.1", "-p", self.port).pid,
+                     None: self.launch(*own, "-s", self.socket).pid}
+        wait_until(lambda: all(self.answers(tls) for tls in self.pids), "memcached listens")
+
+    def answers(self, tls):
+        family, where = (socket.AF_INET, ("127.0.0.1", self.port)) if tls else (socket.AF_UNIX, str(self.socket))
+        with socket.socket(family) as probe:
+            return probe.connect_ex(where) == 0
+
+    def address(self, tls):
+        return f"127.0.0.1:{self.port}" if tls == "tcp" else self.socket
+
+
+def peer_load(server, op, tls, size, depth, set_mib, seconds):
+    """One run of bench_peer; tls None is the Unix socket."""
+    pid = server.pids[tls] if server.kind == "memcached" else server.pid
+    result = table.one_line([str(part) for part in (BIN / "bench_peer", server.kind, server.address(tls), op, size, set_mib, depth,
+                                                    seconds, pid)])
+    if result["misses"]:
+        table.say(f"{server.kind} {op} of {size}: {result['misses']} misses")
+    return result
+
+
+class Iperf(Server):
+    def __init__(self, host="127.0.0.1", run_in=(), client_in=()):
+        super().__init__(run_in)
+        self.host, self.client_in = host, list(client_in)
+
+    def start(self):
+        self.port = free_port()
+        child = self.launch("iperf3", "-s", "-B", self.host, "-p", self.port, "--forceflush")
+        while "Server listening" not in self.line(child):
+            pass
+
+    def gb_per_s(self, seconds, omit=0):
+        """From the server to the client, as blocks are read."""
+        done = subprocess.run([*self.client_in, "iperf3", "-c", self.host, "-p", str(self.port), "-t", str(seconds), "-O", str(omit),
+                               "-R", "-J"], capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"bench store: iperf3: {done.stdout[-500:]} {done.stderr[-500:]}")
+        return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
