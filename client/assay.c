@@ -1,40 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// libassay over the client: a thread with a loop of its own, and blocking calls that post a job to
-// it.
+// libassay over the client: a thread with a loop of its own; opening, closing, figures, memory. What
+// the requests do is in assay_request.c, their life in assay_op.c.
 //
-// A job lives on its caller's stack. It runs on the loop's thread from `start` until job_done,
-// which wakes the caller; every step in between has a deadline, so the caller waits without one.
-// Which stores there are is learned from the scheduler's Stat, at first and then once a second; who
-// holds a block from its Route, and where that fails, from placement.
-#include "client/assay.h"
-
-#include <pthread.h>
+// A job (open, close) lives on its caller's stack. It runs on the loop's thread from `start` until
+// job_done, which wakes the caller; every step in between has a deadline, so the caller waits
+// without one.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#include "client/client.h"
+#include "client/assay_internal.h"
 #include "common/assert.h"
 #include "common/mem.h"
 #include "common/options.h"
-#include "common/rpc.h"
-#include "proto/scheduler.pb-c.h"
 
-#define TIMEOUT_MS_DEFAULT 10000u
-#define REFRESH_US         1000000u
-
-struct assay {
-    as_loop_t *loop;
-    pthread_t thread;
-    as_rpc_client_t *scheduler;
-    assay_client_t *client;
-    as_timer_t *refresh;
-    bool asking; // Stat is under way
-    uint64_t timeout_us;
-    const char *target; // of the scheduler, while opening
-    assay_store_t stores[ASSAY_STORES_MAX];
-    uint32_t store_count;
-};
+#define TIMEOUT_MS_DEFAULT    10000u
+#define IN_FLIGHT_MAX_DEFAULT 64u
+#define IN_FLIGHT_MAX         1024u
+#define REFRESH_US            1000000u
 
 typedef struct job {
     as_task_t task;
@@ -44,22 +29,11 @@ typedef struct job {
     pthread_cond_t ended;
     bool done;
     as_status_t status;
-    uint64_t began_us;
-    // of exists and get
-    const as_key_t *keys;
-    uint32_t count;
-    uint64_t *node_ids;
-    uint32_t hit;
-    bool locate_only;
-    as_shape_t shape;
-    void *buffer;
-    // of put
-    assay_put_args_t put;
 } job_t;
 
 // ---- errors
 
-static _Thread_local char last_error[192] = "no error";
+static _Thread_local char last_error[ASSAY_ERROR_BYTES] = "no error";
 
 const char *assay_last_error(void)
 {
@@ -71,7 +45,15 @@ const char *assay_version(void)
     return AS_VERSION;
 }
 
-__attribute__((format(printf, 2, 3))) static int fail(int result, const char *format, ...)
+const char *assay_result_name(int result)
+{
+    static const char *const names[] = {"cancelled", "failed", "unreachable", "timeout", "busy",
+                                        "invalid",   "ok",     "miss",        "exists",  "pending"};
+    bool known = result >= ASSAY_CANCELLED && result <= ASSAY_PENDING;
+    return known ? names[result - ASSAY_CANCELLED] : "unknown";
+}
+
+int assay_fail(int result, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -80,7 +62,7 @@ __attribute__((format(printf, 2, 3))) static int fail(int result, const char *fo
     return result;
 }
 
-static int result_of(as_status_t status, const char *what)
+int assay_result_of(as_status_t status)
 {
     switch (status) {
     case AS_OK:
@@ -94,17 +76,29 @@ static int result_of(as_status_t status, const char *what)
     case AS_ERR_INVALID:
     case AS_ERR_LIMIT:
     case AS_ERR_UNSUPPORTED:
-        return fail(ASSAY_INVALID, "%s: %s", what, as_status_str(status));
+        return ASSAY_INVALID;
     case AS_ERR_BUSY:
-        return fail(ASSAY_BUSY, "%s: the store is full or too much is under way", what);
+        return ASSAY_BUSY;
     case AS_ERR_DEADLINE:
-        return fail(ASSAY_TIMEOUT, "%s: not done in time", what);
+        return ASSAY_TIMEOUT;
     case AS_ERR_UNREACHABLE:
     case AS_ERR_PEER_LOST:
-        return fail(ASSAY_UNREACHABLE, "%s: no store node answers", what);
+        return ASSAY_UNREACHABLE;
+    case AS_ERR_CANCELLED:
+        return ASSAY_CANCELLED;
     default:
-        return fail(ASSAY_FAILED, "%s: %s", what, as_status_str(status));
+        return ASSAY_FAILED;
     }
+}
+
+void assay_describe(as_status_t status, const char *what, char text[ASSAY_ERROR_BYTES])
+{
+    int result = assay_result_of(status);
+    snprintf(text, ASSAY_ERROR_BYTES, "%s: %s", what,
+             result == ASSAY_BUSY          ? "the store is full or too much is under way"
+             : result == ASSAY_TIMEOUT     ? "not done in time"
+             : result == ASSAY_UNREACHABLE ? "no store node answers"
+                                           : as_status_str(status));
 }
 
 // ---- jobs
@@ -112,7 +106,6 @@ static int result_of(as_status_t status, const char *what)
 static void on_job(void *ctx)
 {
     job_t *job = ctx;
-    job->began_us = as_loop_now_us(job->assay->loop);
     job->start(job);
 }
 
@@ -144,13 +137,6 @@ static as_status_t job_run(job_t *job, assay_t *assay, void (*start)(job_t *job)
     return job->status;
 }
 
-// What is left of the job's time, at least 1 ms.
-static uint64_t job_left_us(const job_t *job)
-{
-    uint64_t spent_us = as_loop_now_us(job->assay->loop) - job->began_us;
-    return spent_us + 1000 < job->assay->timeout_us ? job->assay->timeout_us - spent_us : 1000;
-}
-
 // ---- stores
 
 // Adds a store that is not known yet; true when there was one to add.
@@ -170,6 +156,14 @@ static bool store_add(assay_t *assay, uint64_t node_id, const char *data_address
     return fits;
 }
 
+static void set_stores(assay_t *assay)
+{
+    assay_client_set_stores(assay->client, assay->stores, assay->store_count);
+    pthread_mutex_lock(&assay->lock);
+    assay->stats.stores = assay->store_count;
+    pthread_mutex_unlock(&assay->lock);
+}
+
 static void take_stat(assay_t *assay, const Assay__StatReply *reply)
 {
     assay->store_count = 0;
@@ -181,7 +175,19 @@ static void take_stat(assay_t *assay, const Assay__StatReply *reply)
                       node->load ? node->load->capacity_bytes : 0);
         }
     }
-    assay_client_set_stores(assay->client, assay->stores, assay->store_count);
+    set_stores(assay);
+}
+
+void assay_take_nodes(assay_t *assay, const Assay__RouteReply *reply)
+{
+    bool is_news = false;
+    for (size_t i = 0; i < reply->n_nodes; i++) {
+        const Assay__StoreNode *node = reply->nodes[i];
+        is_news |= store_add(assay, node->node_id, node->data_address, node->capacity_bytes);
+    }
+    if (is_news) {
+        set_stores(assay);
+    }
 }
 
 static void on_stat(void *ctx, as_status_t status, const ProtobufCMessage *reply)
@@ -230,6 +236,8 @@ static void start_open(job_t *job)
     assay_client_options_init(&options);
     options.loop = assay->loop;
     options.net_alloc = net_alloc;
+    options.fetches_max = assay->stats.in_flight_max;
+    options.puts_max = assay->stats.in_flight_max + PUTS_SHARED;
     as_status_t status = assay_client_alloc(&options, &assay->client);
     if (status == AS_OK) {
         status = as_rpc_client_alloc(assay->loop, assay->target, &assay__scheduler__descriptor,
@@ -254,7 +262,8 @@ static void start_close(job_t *job)
     if (assay->scheduler) {
         as_rpc_client_free(assay->scheduler);
     }
-    assay_client_free(assay->client);
+    assay_client_free(assay->client); // every operation is over
+    AS_ASSERT(assay->stats.in_flight == 0);
     as_timer_free(assay->refresh);
     as_loop_stop(assay->loop);
     job_done(job, AS_OK);
@@ -266,240 +275,234 @@ static void *run_loop(void *ctx)
     return NULL;
 }
 
+// Of a client whose thread has ended, or was never there.
+static void assay_free(assay_t *assay)
+{
+    as_loop_free(assay->loop);
+    for (region_t *region = assay->regions, *next; region; region = next) {
+        next = region->next;
+        as_mem_free(region);
+    }
+    pthread_mutex_destroy(&assay->lock);
+    as_mem_free(assay);
+}
+
 void assay_close(assay_t *assay)
 {
     if (!assay) {
         return;
     }
+    AS_ASSERT(!pthread_equal(pthread_self(), assay->thread)); // a callback cannot close its client
+    pthread_mutex_lock(&assay->lock);
+    assay->closing = true;
+    pthread_mutex_unlock(&assay->lock);
     job_t job = {0};
     as_status_t status = job_run(&job, assay, start_close);
     AS_ASSERT(status == AS_OK);
     pthread_join(assay->thread, NULL);
-    as_loop_free(assay->loop);
-    as_mem_free(assay);
+    assay_free(assay);
+}
+
+static int check_config(const assay_config_t *config)
+{
+    if (!config || !config->scheduler) {
+        return assay_fail(ASSAY_INVALID,
+                          "open: the scheduler's address \"host:port\" must be given");
+    }
+    if (config->in_flight_max > IN_FLIGHT_MAX) {
+        return assay_fail(ASSAY_INVALID, "open: in_flight_max is %u, %u at most",
+                          config->in_flight_max, IN_FLIGHT_MAX);
+    }
+    for (size_t i = 0; i < sizeof(config->reserved) / sizeof(config->reserved[0]); i++) {
+        if (config->reserved[i] != 0) {
+            return assay_fail(ASSAY_INVALID, "open: a member is set that this version does not "
+                                             "know: initialize the struct with = {0}");
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_t *assay_new(const assay_config_t *config)
+{
+    assay_t *assay = as_mem_zalloc(1, sizeof(*assay));
+    if (!assay) {
+        return NULL;
+    }
+    pthread_mutex_init(&assay->lock, NULL);
+    assay->timeout_us =
+        (uint64_t)(config->timeout_ms ? config->timeout_ms : TIMEOUT_MS_DEFAULT) * 1000;
+    assay->stats.in_flight_max =
+        config->in_flight_max ? config->in_flight_max : IN_FLIGHT_MAX_DEFAULT;
+    assay->target = config->scheduler;
+    if (as_loop_alloc_uv(&assay->loop) != AS_OK) {
+        assay_free(assay);
+        return NULL;
+    }
+    return assay;
 }
 
 int assay_open(const assay_config_t *config, assay_t **assay_p)
 {
-    if (!config || !config->scheduler || !assay_p) {
-        return fail(ASSAY_INVALID, "open: the scheduler's address \"host:port\" must be given");
+    int result = check_config(config);
+    if (result != ASSAY_OK || !assay_p) {
+        return result != ASSAY_OK ? result
+                                  : assay_fail(ASSAY_INVALID, "open: a place for the client must "
+                                                              "be given");
     }
-    assay_t *assay = as_mem_zalloc(1, sizeof(*assay));
+    assay_t *assay = assay_new(config);
     if (!assay) {
-        return fail(ASSAY_FAILED, "open: out of memory");
-    }
-    assay->timeout_us =
-        (uint64_t)(config->timeout_ms ? config->timeout_ms : TIMEOUT_MS_DEFAULT) * 1000;
-    assay->target = config->scheduler;
-    as_status_t status = as_loop_alloc_uv(&assay->loop);
-    if (status != AS_OK) {
-        as_mem_free(assay);
-        return result_of(status, "open");
+        return assay_fail(ASSAY_FAILED, "open: out of memory");
     }
     if (pthread_create(&assay->thread, NULL, run_loop, assay) != 0) {
-        as_loop_free(assay->loop);
-        as_mem_free(assay);
-        return fail(ASSAY_FAILED, "open: no thread can be started");
+        assay_free(assay);
+        return assay_fail(ASSAY_FAILED, "open: no thread can be started");
     }
     job_t job = {0};
-    status = job_run(&job, assay, start_open);
+    as_status_t status = job_run(&job, assay, start_open);
     if (status != AS_OK) {
         assay_close(assay);
-        return fail(ASSAY_UNREACHABLE, "open: the scheduler at %s does not answer: %s",
-                    config->scheduler, as_status_str(status));
+        return assay_fail(ASSAY_UNREACHABLE, "open: the scheduler at %s does not answer: %s",
+                          config->scheduler, as_status_str(status));
     }
     *assay_p = assay;
     return ASSAY_OK;
 }
 
-// ---- exists and get
-
-static void on_located(void *ctx, uint32_t block_count)
-{
-    ((job_t *)ctx)->hit = block_count;
-}
-
-static void on_layer(void *ctx, uint32_t layer)
-{
-    (void)ctx;
-    (void)layer;
-}
-
-static void on_fetched(void *ctx, as_status_t status, uint32_t hole)
-{
-    job_t *job = ctx;
-    if (status != AS_OK) {
-        job->hit = hole;
-    }
-    job_done(job, status);
-}
-
-static void fetch(job_t *job)
-{
-    const assay_fetch_args_t args = {
-        .shape = job->shape,
-        .keys = job->keys,
-        .node_ids = job->node_ids,
-        .block_count = job->count,
-        .deadline_us = job_left_us(job),
-        .buffer = job->buffer,
-        .layer_stride = job->locate_only ? 0 : as_extent_bytes(&job->shape),
-        .block_stride = job->locate_only ? 0 : as_block_bytes(&job->shape),
-        .layer_slots = job->shape.layers,
-        .on_located = on_located,
-        .on_layer = on_layer,
-        .on_done = on_fetched,
-        .ctx = job,
-    };
-    assay_fetch_t *fetch_handle;
-    as_status_t status = job->locate_only
-                             ? assay_locate(job->assay->client, &args, &fetch_handle)
-                             : assay_fetch_start(job->assay->client, &args, &fetch_handle);
-    if (status != AS_OK) {
-        job_done(job, status);
-    }
-}
-
-// Notes for each block the first live store that the route names.
-static void take_route(job_t *job, const Assay__RouteReply *reply)
-{
-    bool is_news = false;
-    for (size_t i = 0; i < reply->n_nodes; i++) {
-        const Assay__StoreNode *node = reply->nodes[i];
-        is_news |= store_add(job->assay, node->node_id, node->data_address, node->capacity_bytes);
-    }
-    if (is_news) {
-        assay_client_set_stores(job->assay->client, job->assay->stores, job->assay->store_count);
-    }
-    for (size_t i = 0; i < reply->n_runs; i++) {
-        const Assay__RouteRun *run = reply->runs[i];
-        for (uint32_t b = 0; run->n_node_ids > 0 && b < run->block_count; b++) {
-            if ((uint64_t)run->first_block + b < job->count) {
-                job->node_ids[run->first_block + b] = run->node_ids[0];
-            }
-        }
-    }
-}
-
-static void on_routed(void *ctx, as_status_t status, const ProtobufCMessage *reply)
-{
-    job_t *job = ctx;
-    if (status == AS_OK) {
-        take_route(job, (const Assay__RouteReply *)reply);
-    }
-    if (status == AS_ERR_CANCELLED) {
-        job_done(job, status);
-        return;
-    }
-    fetch(job);
-}
-
-static void start_route(job_t *job)
-{
-    Assay__RouteRequest request = ASSAY__ROUTE_REQUEST__INIT;
-    request.keys =
-        (ProtobufCBinaryData){job->count * sizeof(as_key_t), (uint8_t *)(uintptr_t)job->keys};
-    // Half of the time at most: placement still finds most blocks when the scheduler is away.
-    as_status_t status = as_rpc_call(job->assay->scheduler, "Route", &request.base,
-                                     job->assay->timeout_us / 2 + 1, on_routed, job, NULL);
-    if (status != AS_OK) {
-        fetch(job);
-    }
-}
-
-static as_status_t look_up(assay_t *assay, job_t *job, const uint8_t *keys, uint32_t count)
-{
-    job->node_ids = as_mem_zalloc(count, sizeof(uint64_t));
-    if (!job->node_ids) {
-        return AS_ERR_NO_MEMORY;
-    }
-    job->keys = (const as_key_t *)(const void *)keys;
-    job->count = count;
-    as_status_t status = job_run(job, assay, start_route);
-    as_mem_free(job->node_ids);
-    return status;
-}
+// ---- the short forms
 
 int assay_exists(assay_t *assay, const uint8_t *keys, uint32_t count, uint32_t *hit_p)
 {
-    if (!assay || !keys || !hit_p || count == 0 || count > AS_CHAIN_BLOCKS_MAX) {
-        return fail(ASSAY_INVALID, "exists: between 1 and %u keys must be given",
-                    AS_CHAIN_BLOCKS_MAX);
+    if (!hit_p) {
+        return assay_fail(ASSAY_INVALID, "exists: a place for the number of hits must be given");
     }
-    job_t job = {.locate_only = true};
-    as_status_t status = look_up(assay, &job, keys, count);
-    *hit_p = status == AS_OK ? job.hit : 0;
-    return result_of(status, "exists");
-}
-
-static bool shape_from(const assay_shape_t *from, as_shape_t *to)
-{
-    if (!from || (from->element_bytes != 2 && from->element_bytes != 4)) {
-        return false;
-    }
-    *to = (as_shape_t){
-        from->layers,       from->q_heads,
-        from->kv_heads,     from->head_dim,
-        from->block_tokens, from->element_bytes == 2 ? AS_ELEMENT_F16 : AS_ELEMENT_F32};
-    return as_shape_check(to) == AS_OK;
+    const assay_request_t request = {
+        .kind = ASSAY_KIND_EXISTS, .flags = ASSAY_PREFIX, .keys = keys, .count = count};
+    return assay_run(assay, &request, hit_p);
 }
 
 int assay_get(assay_t *assay, const assay_shape_t *shape, const uint8_t *keys, uint32_t count,
               void *buffer, uint32_t *hit_p)
 {
-    job_t job = {0};
-    if (!assay || !keys || !buffer || !hit_p || count == 0 || count > AS_CHAIN_BLOCKS_MAX) {
-        return fail(ASSAY_INVALID, "get: a buffer and between 1 and %u keys must be given",
-                    AS_CHAIN_BLOCKS_MAX);
+    if (!hit_p) {
+        return assay_fail(ASSAY_INVALID, "get: a place for the number of hits must be given");
     }
-    if (!shape_from(shape, &job.shape)) {
-        return fail(ASSAY_INVALID, "get: the shape is not valid");
-    }
-    job.buffer = buffer;
-    as_status_t status = look_up(assay, &job, keys, count);
-    *hit_p = job.hit;
-    int result = result_of(status, "get");
-    return result == ASSAY_OK && job.hit < count ? ASSAY_MISS : result;
-}
-
-// ---- put
-
-static void on_put(void *ctx, as_status_t status, uint64_t node_id)
-{
-    (void)node_id;
-    job_done(ctx, status);
-}
-
-static void start_put(job_t *job)
-{
-    assay_put_t *put;
-    job->put.deadline_us = job->assay->timeout_us;
-    job->put.on_done = on_put;
-    job->put.ctx = job;
-    as_status_t status = assay_put_start(job->assay->client, &job->put, &put);
-    if (status != AS_OK) {
-        job_done(job, status);
-    }
+    const assay_request_t request = {.kind = ASSAY_KIND_GET,
+                                     .flags = ASSAY_PREFIX,
+                                     .keys = keys,
+                                     .count = count,
+                                     .shape = shape,
+                                     .buffer = buffer};
+    return assay_run(assay, &request, hit_p);
 }
 
 int assay_put(assay_t *assay, const assay_shape_t *shape, const uint8_t *namespace_key,
               const uint8_t *keys, uint32_t index, const void *block)
 {
-    job_t job = {0};
-    if (!assay || !namespace_key || !keys || !block || index >= AS_CHAIN_BLOCKS_MAX) {
-        return fail(ASSAY_INVALID, "put: a block, its keys and their namespace must be given");
+    if (index >= AS_CHAIN_BLOCKS_MAX) {
+        return assay_fail(ASSAY_INVALID, "put: the chain has at most %u blocks",
+                          AS_CHAIN_BLOCKS_MAX);
     }
-    if (!shape_from(shape, &job.put.shape)) {
-        return fail(ASSAY_INVALID, "put: the shape is not valid");
+    const assay_request_t request = {.kind = ASSAY_KIND_PUT,
+                                     .keys = keys,
+                                     .count = index + 1,
+                                     .first = index,
+                                     .shape = shape,
+                                     .namespace_key = namespace_key,
+                                     .buffer = (void *)(uintptr_t)block};
+    return assay_run(assay, &request, NULL);
+}
+
+// ---- memory
+
+// Brings the pages of it. False: they are not there to be written.
+static bool populate(const void *memory, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = (uintptr_t)memory & ~(page - 1);
+    size_t length = (((uintptr_t)memory + bytes + page - 1) & ~(page - 1)) - first;
+    return madvise((void *)first, length, MADV_POPULATE_WRITE) == 0;
+}
+
+// Linux from 5.14 on; before, the first read brings the pages.
+static bool can_populate(void)
+{
+    char own = 0;
+    return populate(&own, 1);
+}
+
+static bool overlaps(const assay_t *assay, const uint8_t *memory, size_t bytes)
+{
+    for (const region_t *region = assay->regions; region; region = region->next) {
+        if (memory < region->memory + region->bytes && region->memory < memory + bytes) {
+            return true;
+        }
     }
-    const as_key_t *chain = (const as_key_t *)(const void *)keys;
-    memcpy(&job.put.namespace_key, namespace_key, sizeof(as_key_t));
-    job.put.key = chain[index];
-    job.put.parent = index > 0 ? chain[index - 1] : job.put.namespace_key;
-    job.put.run_key = chain[index / AS_RUN_BLOCKS * AS_RUN_BLOCKS];
-    job.put.token_count = shape->block_tokens;
-    job.put.block = block;
-    return result_of(job_run(&job, assay, start_put), "put");
+    return false;
+}
+
+int assay_buffer_register(assay_t *assay, void *memory, size_t bytes)
+{
+    if (!assay || !memory || bytes == 0 || (uintptr_t)memory + bytes < (uintptr_t)memory) {
+        return assay_fail(ASSAY_INVALID, "register: a client and some memory must be given");
+    }
+    region_t *region = as_mem_zalloc(1, sizeof(*region));
+    if (!region) {
+        return assay_fail(ASSAY_FAILED, "register: out of memory");
+    }
+    *region = (region_t){.memory = memory, .bytes = bytes};
+    pthread_mutex_lock(&assay->lock);
+    bool taken = overlaps(assay, memory, bytes);
+    if (!taken) {
+        region->next = assay->regions;
+        assay->regions = region;
+        assay->stats.buffer_bytes += bytes;
+    }
+    pthread_mutex_unlock(&assay->lock);
+    if (taken) {
+        as_mem_free(region);
+        return assay_fail(ASSAY_INVALID, "register: some of this memory is registered already");
+    }
+    if (!populate(memory, bytes) && can_populate()) {
+        int result = assay_buffer_unregister(assay, memory);
+        AS_ASSERT(result == ASSAY_OK);
+        return assay_fail(ASSAY_INVALID, "register: this memory cannot be written");
+    }
+    return ASSAY_OK;
+}
+
+int assay_buffer_unregister(assay_t *assay, void *memory)
+{
+    if (!assay || !memory) {
+        return assay_fail(ASSAY_INVALID, "unregister: a client and memory must be given");
+    }
+    pthread_mutex_lock(&assay->lock);
+    region_t **at = &assay->regions;
+    while (*at && (*at)->memory != memory) {
+        at = &(*at)->next;
+    }
+    region_t *region = *at;
+    if (region) {
+        *at = region->next;
+        assay->stats.buffer_bytes -= region->bytes;
+    }
+    pthread_mutex_unlock(&assay->lock);
+    as_mem_free(region);
+    return region ? ASSAY_OK : assay_fail(ASSAY_INVALID, "unregister: this is not registered");
+}
+
+// ---- figures
+
+int assay_stats(assay_t *assay, assay_stats_t *stats_p, size_t stats_bytes)
+{
+    if (!assay || !stats_p) {
+        return assay_fail(ASSAY_INVALID, "stats: a client and a place for them must be given");
+    }
+    pthread_mutex_lock(&assay->lock);
+    size_t known = stats_bytes < sizeof(assay->stats) ? stats_bytes : sizeof(assay->stats);
+    memcpy(stats_p, &assay->stats, known);
+    pthread_mutex_unlock(&assay->lock);
+    memset((uint8_t *)stats_p + known, 0, stats_bytes - known);
+    return ASSAY_OK;
 }
 
 // ---- keys
@@ -509,8 +512,9 @@ int assay_namespace(const uint8_t model_fingerprint[32], const assay_shape_t *sh
 {
     as_namespace_t ns = {
         .numerics_id = numerics_id, .tenant_salt = tenant_salt, .tensor_parallel_size = 1};
-    if (!model_fingerprint || !namespace_key || !shape_from(shape, &ns.shape)) {
-        return fail(ASSAY_INVALID, "namespace: a fingerprint and a valid shape must be given");
+    if (!model_fingerprint || !namespace_key || !assay_shape_take(shape, &ns.shape)) {
+        return assay_fail(ASSAY_INVALID,
+                          "namespace: a fingerprint and a valid shape must be given");
     }
     memcpy(&ns.model_fingerprint, model_fingerprint, sizeof(as_key_t));
     as_key_t key;
@@ -529,4 +533,10 @@ uint32_t assay_chain(const uint8_t namespace_key[32], const int32_t *tokens, siz
     memcpy(&parent, namespace_key, sizeof(parent));
     return as_chain_keys(&parent, tokens, token_count, block_tokens, (as_key_t *)(void *)keys,
                          count_max);
+}
+
+size_t assay_block_bytes(const assay_shape_t *shape)
+{
+    as_shape_t checked;
+    return assay_shape_take(shape, &checked) ? as_block_bytes(&checked) : 0;
 }

@@ -72,6 +72,17 @@ typedef struct assay_fetch_args {
     size_t layer_stride;
     size_t block_stride;
     uint32_t layer_slots;
+    // Not NULL: where each block goes instead, whole, its layers one after the other. Copied by
+    // nobody: unchanged until on_done. layer_stride is as_extent_bytes then.
+    void *const *buffers;
+    // Only layers first_layer .. first_layer + layer_count - 1 are brought, the first of them to
+    // slot 0. layer_count 0: all.
+    uint32_t first_layer, layer_count;
+    // Not NULL: every block counts for itself, and keys need be no chain. A block that cannot be had
+    // ends nothing; statuses[b] is AS_OK once block b is there and checked (or, of a locate, is
+    // stored), else why not, and is right at on_done. on_layer is not called, every layer has a slot
+    // and layer_stride is as_extent_bytes.
+    as_status_t *statuses;
     // How many blocks, from the first without a hole, are there and leased. Called once, before any
     // layer. Only these are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND).
     void (*on_located)(void *ctx, uint32_t block_count);

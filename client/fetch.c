@@ -30,6 +30,12 @@ static void on_pump(void *ctx);
 
 // ---- making one
 
+// How many layers of each block are brought.
+static uint32_t layers_of(const assay_fetch_args_t *args)
+{
+    return args->layer_count ? args->layer_count : args->shape.layers - args->first_layer;
+}
+
 static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
 {
     bool sound = args->keys && args->block_count > 0 && args->deadline_us > 0 && args->on_located &&
@@ -48,12 +54,22 @@ static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
     if (extent_bytes > AS_WIRE_EXTENT_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
+    uint32_t layers = layers_of(args);
+    if (args->first_layer >= args->shape.layers ||
+        layers > args->shape.layers - args->first_layer ||
+        (args->statuses && (args->layer_slots != layers || args->layer_stride != extent_bytes))) {
+        return AS_ERR_INVALID;
+    }
+    if (args->buffers) {
+        bool whole = args->layer_slots == layers && args->layer_stride == extent_bytes;
+        return whole && args->on_layer ? AS_OK : AS_ERR_INVALID;
+    }
     bool by_layer = args->block_stride == 0 || args->block_stride == extent_bytes;
     bool fits =
         by_layer ? args->layer_stride >= args->block_count * extent_bytes || args->layer_slots == 1
-                 : args->layer_stride >= extent_bytes && args->layer_slots == args->shape.layers &&
+                 : args->layer_stride >= extent_bytes && args->layer_slots == layers &&
                        args->block_stride >= args->layer_slots * args->layer_stride;
-    bool slots = args->layer_slots > 0 && args->layer_slots <= args->shape.layers;
+    bool slots = args->layer_slots > 0 && args->layer_slots <= layers;
     return args->buffer && args->on_layer && slots && fits ? AS_OK : AS_ERR_INVALID;
 }
 
@@ -111,8 +127,12 @@ as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *
     if (fetch->args.block_stride == 0) {
         fetch->args.block_stride = fetch->extent_bytes;
     }
-    fetch->by_block = fetch->args.block_stride != fetch->extent_bytes &&
-                      args->layer_stride == fetch->extent_bytes;
+    fetch->by_block = args->buffers || args->statuses ||
+                      (fetch->args.block_stride != fetch->extent_bytes &&
+                       args->layer_stride == fetch->extent_bytes);
+    fetch->layer_first = locate_only ? 0 : args->first_layer;
+    fetch->layer_end = locate_only ? 0 : args->first_layer + layers_of(args);
+    fetch->next_layer = fetch->layer_first;
     fetch->began_us = assay_now_us(client);
     fetch->deadline_us = args->deadline_us < UINT64_MAX - fetch->began_us
                              ? fetch->began_us + args->deadline_us
@@ -125,6 +145,9 @@ as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *
     if (status != AS_OK) {
         fetch_free(fetch);
         return status;
+    }
+    for (uint32_t b = 0; args->statuses && b < args->block_count; b++) {
+        args->statuses[b] = AS_ERR_NOT_FOUND;
     }
     fetch->next = client->fetches;
     if (client->fetches) {
@@ -158,29 +181,42 @@ uint64_t assay_fetch_bytes(const assay_fetch_t *fetch)
 
 uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer)
 {
-    return (uint8_t *)fetch->args.buffer +
-           (size_t)(layer % fetch->args.layer_slots) * fetch->args.layer_stride +
-           (size_t)block * fetch->args.block_stride;
+    size_t slot = (layer - fetch->layer_first) % fetch->args.layer_slots;
+    return fetch->args.buffers ? (uint8_t *)fetch->args.buffers[block] + slot * fetch->extent_bytes
+                               : (uint8_t *)fetch->args.buffer + slot * fetch->args.layer_stride +
+                                     (size_t)block * fetch->args.block_stride;
 }
 
 // ---- located
 
+// Blocks to bring: those from the first without a hole, or all that are there.
+static uint32_t count_located(assay_fetch_t *fetch)
+{
+    as_status_t *statuses = fetch->args.statuses;
+    uint32_t count = 0;
+    for (uint32_t b = 0; b < fetch->args.block_count && (statuses || count == b); b++) {
+        bool is_here = fetch->blocks[b].part != NULL;
+        count += is_here;
+        if (statuses && is_here && fetch->locate_only) {
+            statuses[b] = AS_OK;
+        }
+    }
+    return count;
+}
+
 void assay_fetch_located(assay_fetch_t *fetch)
 {
-    uint32_t count = 0;
-    while (count < fetch->args.block_count && fetch->blocks[count].part) {
-        count++;
-    }
+    uint32_t count = count_located(fetch);
     as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_HITS], count);
     as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_MISSES], fetch->args.block_count - count);
     fetch->state = FETCH_READING;
-    fetch->limit = count;
-    uint32_t layers = fetch->locate_only ? 0 : fetch->args.shape.layers;
-    fetch->missing = (uint64_t)count * layers;
-    for (uint32_t layer = 0; layer < layers; layer++) {
+    fetch->limit = fetch->args.statuses ? fetch->args.block_count : count;
+    fetch->missing = (uint64_t)count * assay_fetch_layers(fetch);
+    for (uint32_t layer = fetch->layer_first; layer < fetch->layer_end; layer++) {
         fetch->layers[layer] = count;
     }
     for (uint32_t i = 0; i < fetch->part_count; i++) {
+        fetch->parts[i].layer = fetch->layer_first;
         fetch->parts[i].progress_us = assay_now_us(fetch->client);
     }
     fetch->calling = true;
@@ -190,7 +226,8 @@ void assay_fetch_located(assay_fetch_t *fetch)
         return; // cancelled from there
     }
     if (fetch->locate_only || count == 0) {
-        assay_fetch_end(fetch, fetch->locate_only ? AS_OK : AS_ERR_NOT_FOUND, count);
+        bool told = fetch->locate_only || fetch->args.statuses;
+        assay_fetch_end(fetch, told ? AS_OK : AS_ERR_NOT_FOUND, count);
         return;
     }
     on_timer(fetch); // from here it watches for stalls
@@ -206,8 +243,22 @@ void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer)
     fetch->blocks[block].arrived++;
     AS_ASSERT(fetch->layers[layer] > 0);
     fetch->layers[layer]--;
-    if (block < fetch->limit) {
-        fetch->missing--;
+    if (block >= fetch->limit || !fetch->blocks[block].part) {
+        return; // a hole by now
+    }
+    fetch->missing--;
+    if (fetch->args.statuses && fetch->blocks[block].arrived == assay_fetch_layers(fetch)) {
+        fetch->args.statuses[block] = AS_OK;
+    }
+}
+
+// Of a fetch whose blocks count each for itself: this one is not to be had, the others go on.
+static void leave_out(assay_fetch_t *fetch, uint32_t block, as_status_t status)
+{
+    if (fetch->blocks[block].part) {
+        fetch->args.statuses[block] = status;
+        fetch->missing -= assay_fetch_layers(fetch) - fetch->blocks[block].arrived;
+        fetch->blocks[block].part = NULL;
     }
 }
 
@@ -218,14 +269,18 @@ void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status)
     }
     AS_INFO("client", "block %u of %u could not be fetched: %s", fetch->args.first_block + block,
             fetch->args.first_block + fetch->args.block_count, as_status_str(status));
+    if (fetch->args.statuses) {
+        leave_out(fetch, block, status);
+        return;
+    }
     fetch->holed = true;
     fetch->status = status;
     fetch->limit = block;
     fetch->missing = 0;
     for (uint32_t b = 0; b < block; b++) {
-        fetch->missing += fetch->args.shape.layers - fetch->blocks[b].arrived;
+        fetch->missing += assay_fetch_layers(fetch) - fetch->blocks[b].arrived;
     }
-    if (block == 0 || fetch->args.layer_slots < fetch->args.shape.layers) {
+    if (block == 0 || fetch->args.layer_slots < assay_fetch_layers(fetch)) {
         assay_fetch_end(fetch, status, block);
     }
 }
@@ -233,7 +288,8 @@ void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status)
 static void hand_out(assay_fetch_t *fetch)
 {
     while (fetch->state == FETCH_READING && !fetch->holed && !fetch->calling &&
-           fetch->next_layer < fetch->args.shape.layers && fetch->layers[fetch->next_layer] == 0) {
+           !fetch->args.statuses && fetch->next_layer < fetch->layer_end &&
+           fetch->layers[fetch->next_layer] == 0) {
         uint32_t layer = fetch->next_layer++;
         fetch->calling = true;
         fetch->args.on_layer(fetch->args.ctx, layer);
@@ -252,12 +308,26 @@ void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer)
 
 // ---- ending
 
+// It ends early: what each block that did not come in time is told.
+static void note_unfinished(assay_fetch_t *fetch, as_status_t status)
+{
+    for (uint32_t b = 0; b < fetch->args.block_count; b++) {
+        if (fetch->state == FETCH_LOCATING || fetch->blocks[b].part) {
+            as_status_t *own = &fetch->args.statuses[b];
+            *own = *own == AS_OK ? AS_OK : status;
+        }
+    }
+}
+
 void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
 {
     if (fetch->state >= FETCH_ENDING) {
         return;
     }
     assay_locate_give_up(fetch);
+    if (fetch->args.statuses && status != AS_OK) {
+        note_unfinished(fetch, status);
+    }
     fetch->state = FETCH_ENDING;
     fetch->status = status;
     fetch->hole = status == AS_OK ? 0 : hole;
@@ -271,7 +341,7 @@ void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
 static uint32_t first_missing(const assay_fetch_t *fetch)
 {
     uint32_t block = 0;
-    while (block < fetch->limit && fetch->blocks[block].arrived == fetch->args.shape.layers) {
+    while (block < fetch->limit && fetch->blocks[block].arrived == assay_fetch_layers(fetch)) {
         block++;
     }
     return block;
@@ -367,7 +437,7 @@ static void on_timer(void *ctx)
     }
     if (now_us >= fetch->deadline_us) {
         bool reading = fetch->state == FETCH_READING;
-        uint32_t hole = reading && fetch->args.layer_slots == fetch->args.shape.layers
+        uint32_t hole = reading && fetch->args.layer_slots == assay_fetch_layers(fetch)
                             ? first_missing(fetch)
                             : 0;
         assay_fetch_end(fetch, AS_ERR_DEADLINE, hole);

@@ -178,8 +178,9 @@ struct assay_fetch {
     bool holed;
     bool by_block; // the layers of a block are neighbours in the buffer, so they are asked for
                    // together
-    uint32_t next_layer; // to be handed out
-    uint64_t missing;    // extents before the limit
+    uint32_t layer_first, layer_end; // of those that are brought
+    uint32_t next_layer;             // to be handed out
+    uint64_t missing;                // extents before the limit
     uint64_t bytes;
     assay_read_t *reads;
     uint32_t arriving;  // reads whose bytes may still be written into the buffer
@@ -205,6 +206,10 @@ void assay_fetch_settle(
     assay_fetch_t *fetch); // after a callback came: hands out, ends or frees what is ready
 as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *args,
                               bool locate_only, assay_fetch_t **fetch_p) AS_MUST_USE;
+static inline uint32_t assay_fetch_layers(const assay_fetch_t *fetch)
+{
+    return fetch->layer_end - fetch->layer_first;
+}
 uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer);
 
 // read.c

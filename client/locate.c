@@ -4,8 +4,8 @@
 //
 // A block is asked of the node that the caller names, else of the node where its run is placed.
 // Where the fetch begins inside a run, the key that places the run is not known: those few blocks
-// are asked of every store, and the first that has one serves it. What a store says is bounded and
-// compared with the shape before it is believed.
+// are asked of every store, and the first that has one serves it. So are keys that need be no
+// chain. What a store says is bounded and compared with the shape before it is believed.
 //
 // The lease counts from when the question was sent, so by our clock it ends before it ends at the
 // store.
@@ -23,7 +23,7 @@ static assay_link_t *target_of(const assay_fetch_t *fetch, const uint64_t *node_
     const assay_client_t *client = fetch->client;
     assay_link_t *link = node_ids && node_ids[i] != 0 ? assay_link_find(client, node_ids[i]) : NULL;
     uint32_t in_run = (uint32_t)((fetch->args.first_block + (uint64_t)i) % AS_RUN_BLOCKS);
-    if (!link && in_run <= i) {
+    if (!link && in_run <= i && !fetch->args.statuses) {
         link = assay_link_find(client, assay_client_place(client, &fetch->keys[i - in_run]));
     }
     return link;

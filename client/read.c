@@ -338,8 +338,8 @@ static void advance(assay_part_t *part, uint32_t count, uint32_t layer_count)
 {
     if (part->fetch->by_block) {
         part->layer += layer_count;
-        if (part->layer == part->fetch->args.shape.layers) {
-            part->layer = 0;
+        if (part->layer == part->fetch->layer_end) {
+            part->layer = part->fetch->layer_first;
             part->position++;
         }
         return;
@@ -356,14 +356,14 @@ static bool seek(assay_part_t *part)
 {
     const assay_fetch_t *fetch = part->fetch;
     uint32_t slots = fetch->args.layer_slots;
-    while (part->layer < fetch->args.shape.layers && part->position < part->count) {
-        if (part->layer >= slots && !fetch->released[part->layer - slots]) {
+    while (part->layer < fetch->layer_end && part->position < part->count) {
+        if (part->layer - fetch->layer_first >= slots && !fetch->released[part->layer - slots]) {
             return false;
         }
         if (is_wanted(part, part->position)) {
             return true;
         }
-        advance(part, 1, fetch->args.shape.layers - part->layer);
+        advance(part, 1, fetch->layer_end - part->layer);
     }
     return false;
 }
@@ -400,8 +400,7 @@ static bool start_one(assay_part_t *part)
     }
     uint32_t block = part->blocks[part->position];
     uint32_t count = fetch->by_block ? 1 : run_of(part, neighbours(part));
-    uint32_t layer_count =
-        fetch->by_block ? run_of(part, fetch->args.shape.layers - part->layer) : 1;
+    uint32_t layer_count = fetch->by_block ? run_of(part, fetch->layer_end - part->layer) : 1;
     assay_read_t *read = read_take(part, count, layer_count);
     if (!read) {
         assay_fetch_hole(fetch, block, AS_ERR_BUSY);
