@@ -212,6 +212,134 @@ static void freeing_the_client_ends_what_is_under_way(void **state)
     assert_nothing_is_held(&world);
 }
 
+// ---- blocks that count each for itself, and some layers of them
+
+typedef struct each {
+    void *blocks[WORLD_BLOCKS_MAX];
+    as_status_t statuses[WORLD_BLOCKS_MAX];
+    as_key_t keys[WORLD_BLOCKS_MAX];
+    uint32_t index[WORLD_BLOCKS_MAX]; // in the chain
+    bool done;
+    as_status_t status;
+} each_t;
+
+static void on_each_located(void *ctx, uint32_t block_count)
+{
+    (void)ctx;
+    (void)block_count;
+}
+
+static void on_each_layer(void *ctx, uint32_t layer)
+{
+    (void)ctx;
+    (void)layer;
+    fail();
+}
+
+static void on_each_done(void *ctx, as_status_t status, uint32_t hole)
+{
+    (void)hole;
+    each_t *each = ctx;
+    each->status = status;
+    each->done = true;
+}
+
+// Asks for the whole chain in an order of its own and looks at what is said to be there; returns how
+// many blocks are not.
+static uint32_t fetch_each(each_t *each, uint32_t first_layer, uint32_t layer_count)
+{
+    size_t extent = as_extent_bytes(&world.shape);
+    for (uint32_t i = 0; i < WORLD_BLOCKS_MAX; i++) {
+        each->index[i] = i * 37 % WORLD_BLOCKS_MAX;
+        each->keys[i] = world.keys[each->index[i]];
+        each->blocks[i] = calloc(layer_count, extent);
+    }
+    each->done = false;
+    const assay_fetch_args_t args = {.shape = world.shape,
+                                     .keys = each->keys,
+                                     .block_count = WORLD_BLOCKS_MAX,
+                                     .deadline_us = 3000000,
+                                     .buffers = each->blocks,
+                                     .layer_stride = extent,
+                                     .layer_slots = layer_count,
+                                     .first_layer = first_layer,
+                                     .layer_count = layer_count,
+                                     .statuses = each->statuses,
+                                     .on_located = on_each_located,
+                                     .on_layer = on_each_layer,
+                                     .on_done = on_each_done,
+                                     .ctx = each};
+    assay_fetch_t *fetch;
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_OK);
+    assert_true(world_run(&world, &each->done));
+    uint32_t missed = 0;
+    for (uint32_t i = 0; i < WORLD_BLOCKS_MAX; i++) {
+        const uint8_t *bytes = each->blocks[i];
+        missed += each->statuses[i] != AS_OK;
+        for (size_t b = 0; each->statuses[i] == AS_OK && b < layer_count * extent; b++) {
+            uint32_t layer = first_layer + (uint32_t)(b / extent);
+            assert_int_equal(bytes[b], world_byte(each->index[i], layer, b % extent));
+        }
+        free(each->blocks[i]);
+    }
+    return missed;
+}
+
+static void keys_in_any_order_count_each_for_itself(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 3;
+    begin(&options);
+    put_chain(&world, 50);
+    each_t each;
+    assert_int_equal(fetch_each(&each, 0, world.shape.layers), 14);
+    assert_int_equal(each.status, AS_OK);
+    for (uint32_t i = 0; i < WORLD_BLOCKS_MAX; i++) {
+        assert_int_equal(each.statuses[i], each.index[i] < 50 ? AS_OK : AS_ERR_NOT_FOUND);
+    }
+    assert_int_equal(fetch_each(&each, 1, 2), 14);
+    assert_int_equal(fetch_each(&each, world.shape.layers - 1, 1), 14);
+    world_pass(&world, 200000);
+    assert_nothing_is_held(&world);
+}
+
+static void of_damaged_blocks_each_is_missed_and_no_other(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 3;
+    begin(&options);
+    put_chain(&world, WORLD_BLOCKS_MAX);
+    as_fault_arm_chance(AS_FAULT_fetch_extent_corrupt, 50000, 3);
+    each_t each;
+    uint32_t missed = fetch_each(&each, 0, world.shape.layers);
+    as_fault_clear();
+    assert_int_equal(each.status, AS_OK);
+    assert_true(missed > 0 && missed < WORLD_BLOCKS_MAX / 2);
+    for (uint32_t i = 0; i < WORLD_BLOCKS_MAX; i++) {
+        assert_true(each.statuses[i] == AS_OK || each.statuses[i] == AS_ERR_CHECKSUM);
+    }
+    assert_int_equal(fetch_each(&each, 0, world.shape.layers), 0);
+}
+
+static void a_stopped_store_costs_its_own_blocks(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(over_sim);
+    options.stores = 3;
+    begin(&options);
+    if (!over_sim) {
+        return; // only the simulation stops a node
+    }
+    put_chain(&world, WORLD_BLOCKS_MAX);
+    as_sim_stop(world.sim, world.store_nets[1]);
+    each_t each;
+    uint32_t missed = fetch_each(&each, 0, world.shape.layers);
+    assert_true(missed < WORLD_BLOCKS_MAX);
+    as_sim_resume(world.sim, world.store_nets[1]);
+}
+
 static void wrong_arguments_are_refused(void **state)
 {
     (void)state;
@@ -235,6 +363,13 @@ static void wrong_arguments_are_refused(void **state)
     args.layer_slots = 2;
     args.layer_stride = 1; // slots would overlap
     assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+    args.layer_stride = as_extent_bytes(&args.shape);
+    args.first_layer = args.shape.layers; // none is left
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+    args.first_layer = 1;
+    args.layer_count = args.shape.layers;
+    assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_INVALID);
+    args.first_layer = args.layer_count = 0;
     args.block_count = AS_CHAIN_BLOCKS_MAX + 1;
     assert_int_equal(assay_fetch_start(world.client, &args, &fetch), AS_ERR_LIMIT);
     args.block_count = 0;
@@ -258,6 +393,9 @@ int main(int argc, char **argv)
         TEST(named_nodes_are_asked),
         TEST(a_cancelled_fetch_ends_once_and_holds_nothing),
         TEST(freeing_the_client_ends_what_is_under_way),
+        TEST(keys_in_any_order_count_each_for_itself),
+        TEST(of_damaged_blocks_each_is_missed_and_no_other),
+        TEST(a_stopped_store_costs_its_own_blocks),
         TEST(wrong_arguments_are_refused),
     };
     if (argc > 1) { // run again, by TCP
