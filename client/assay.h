@@ -95,7 +95,8 @@ enum {
     // looked for. Cheaper: without it the keys may be any, and every store is asked for those that
     // the scheduler does not place.
     ASSAY_PREFIX = 1u,
-    ASSAY_DURABLE = 2u // put: ASSAY_OK says that a power cut can no longer lose the block
+    // put: ASSAY_OK and ASSAY_EXISTS say that a power cut can no longer lose the block
+    ASSAY_DURABLE = 2u
 };
 
 // Runs once, in the client's own thread, when the operation is over and nothing refers to the

@@ -34,6 +34,8 @@ as_metric_t assay_metrics[ASSAY_METRIC_COUNT] = {
     [ASSAY_METRIC_PUT_BLOCKS] = COUNTER("put_blocks_total", "Blocks that were stored"),
     [ASSAY_METRIC_PUT_EXISTS] = COUNTER("put_exists_total", "Blocks that were there already"),
     [ASSAY_METRIC_PUT_FAILURES] = COUNTER("put_failures_total", "Blocks that could not be stored"),
+    [ASSAY_METRIC_PUT_CONFLICTS] =
+        COUNTER("put_conflicts_total", "Blocks that a store has with other bytes"),
     [ASSAY_METRIC_FETCH_US] = TIMES("fetch_us", "From the start of a fetch to its end"),
     [ASSAY_METRIC_PUT_US] = TIMES("put_us", "From the start of a put to its end"),
 };

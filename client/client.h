@@ -116,9 +116,11 @@ typedef struct assay_put_args {
     as_key_t key, parent, run_key; // run_key: key of the first block of its run (placement)
     uint32_t token_count;
     const void *block; // as_block_bytes, extents in layer order; unchanged until on_done
-    bool durable;      // AS_OK says that a power cut can no longer lose it (AS_ERR_EXISTS does not)
+    // AS_OK and AS_ERR_EXISTS say that a power cut can no longer lose it. AS_ERR_BUSY: also that
+    // another writer is at it.
+    bool durable;
     uint64_t deadline_us;
-    // AS_OK or AS_ERR_EXISTS: the block is at node_id.
+    // AS_OK or AS_ERR_EXISTS: the block is at node_id. AS_ERR_CONFLICT: the store has other bytes.
     void (*on_done)(void *ctx, as_status_t status, uint64_t node_id);
     void *ctx;
 } assay_put_args_t;

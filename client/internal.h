@@ -34,6 +34,7 @@ typedef enum assay_metric {
     ASSAY_METRIC_PUT_BLOCKS,
     ASSAY_METRIC_PUT_EXISTS,
     ASSAY_METRIC_PUT_FAILURES,
+    ASSAY_METRIC_PUT_CONFLICTS,
     ASSAY_METRIC_FETCH_US,
     ASSAY_METRIC_PUT_US,
     ASSAY_METRIC_COUNT
@@ -234,6 +235,7 @@ struct assay_client {
     uint32_t fetch_count;
     assay_put_t *puts;
     uint32_t put_count;
+    uint64_t conflict_told_us;
     bool closing;
 };
 

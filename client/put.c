@@ -3,9 +3,10 @@
 //
 //   RESERVING -> WRITING -> ENDING
 //
-//   RESERVING  the store makes room, or says that it has the block already: then nothing is sent.
-//   WRITING    the block goes out; its checksums are computed meanwhile and go after it; the store
-//              compares them and makes the block visible.
+//   RESERVING  the store gets the digest of the block's checksums and makes room, or says that it has
+//              the block already: then nothing is sent. With other bytes it is a conflict.
+//   WRITING    the block goes out, and its checksums after it; the store compares them and makes the
+//              block visible.
 //   ENDING     what on_done will say is decided; it waits until the network lets go of the
 //              caller's block. Past the deadline the connection is closed, which makes it let go.
 #include <string.h>
@@ -15,7 +16,8 @@
 #include "common/checksum.h"
 #include "common/log.h"
 
-#define CANCEL_GRACE_US 100000u
+#define CANCEL_GRACE_US  100000u
+#define CONFLICT_TELL_US 10000000u // a line in the log at most so often
 
 typedef enum put_state { RESERVING, WRITING, ENDING } put_state_t;
 
@@ -79,6 +81,19 @@ static void on_settle(void *ctx)
                       assay_now_us(put->client) - put->began_us);
     put_free(put);
     on_done(owner, status, node_id);
+}
+
+static void tell_conflict(assay_client_t *client, const assay_store_t *store)
+{
+    uint64_t now_us = assay_now_us(client);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_PUT_CONFLICTS], 1);
+    if (client->conflict_told_us == 0 || now_us - client->conflict_told_us >= CONFLICT_TELL_US) {
+        client->conflict_told_us = now_us + (now_us == 0);
+        AS_ERROR("client",
+                 "the store at %s has other bytes for a block that was computed here: one of the "
+                 "two is wrong; its log names the block",
+                 store->data_address);
+    }
 }
 
 static void put_end(assay_put_t *put, as_status_t status)
@@ -158,6 +173,9 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
     memcpy(&reserved, header, sizeof(reserved));
     put->call = NULL;
     as_status_t status = as_wire_status_to(reserved.status);
+    if (status == AS_ERR_CONFLICT) {
+        tell_conflict(put->client, &put->link->store);
+    }
     if (status != AS_OK) {
         put_end(put, status);
         return;
@@ -173,11 +191,6 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
         return;
     }
     put->sending++;
-    size_t extent_bytes = as_extent_bytes(&put->args.shape);
-    for (uint32_t layer = 0; layer < put->args.shape.layers; layer++) {
-        put->crcs[layer] =
-            as_crc32c(0, (const uint8_t *)put->args.block + layer * extent_bytes, extent_bytes);
-    }
     const assay_call_params_t params = {put, AS_WIRE_COMMITTED, send_commit, on_committed,
                                         on_call_failed};
     status = assay_call_start(put->link, &params, &put->call);
@@ -188,6 +201,15 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
 }
 
 // ---- starting
+
+static void put_sum(assay_put_t *put)
+{
+    size_t extent_bytes = as_extent_bytes(&put->args.shape);
+    for (uint32_t layer = 0; layer < put->args.shape.layers; layer++) {
+        put->crcs[layer] =
+            as_crc32c(0, (const uint8_t *)put->args.block + layer * extent_bytes, extent_bytes);
+    }
+}
 
 static as_status_t send_reserve(assay_call_t *call)
 {
@@ -201,6 +223,8 @@ static as_status_t send_reserve(assay_call_t *call)
         .layers = put->args.shape.layers,
         .extent_bytes = (uint32_t)as_extent_bytes(&put->args.shape),
         .tokens = put->args.token_count,
+        .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
+        .flags = put->args.durable ? AS_WIRE_DURABLE : 0,
     };
     return as_net_send(put->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
 }
@@ -241,6 +265,7 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     put->link = link;
     put->began_us = assay_now_us(client);
     put->settle = (as_task_t){.fn = on_settle, .ctx = put};
+    put_sum(put);
     const assay_call_params_t params = {put, AS_WIRE_RESERVED, send_reserve, on_reserved,
                                         on_call_failed};
     status = as_timer_alloc(client->options.loop, on_timer, put, &put->timer);

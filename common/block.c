@@ -22,6 +22,7 @@
 #include <openssl/evp.h>
 
 #include "common/assert.h"
+#include "common/checksum.h"
 
 #define HEADS_MAX    1024u // with the bounds below an extent is at most 2 GiB: sizes fit 32 bits
 #define HEAD_DIM_MAX 1024u
@@ -54,6 +55,11 @@ size_t as_extent_bytes(const as_shape_t *shape)
 {
     return 2 * (size_t)shape->kv_heads * shape->block_tokens * shape->head_dim *
            element_bytes(shape->element);
+}
+
+uint32_t as_block_digest(const as_key_t *key, const void *crcs, uint32_t layers)
+{
+    return as_crc32c(as_crc32c(0, key, sizeof(*key)), crcs, layers * sizeof(uint32_t));
 }
 
 size_t as_block_bytes(const as_shape_t *shape)

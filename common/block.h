@@ -50,6 +50,8 @@ as_status_t as_shape_check(const as_shape_t *shape) AS_MUST_USE;
 size_t as_extent_bytes(const as_shape_t *shape);
 // layers * as_extent_bytes.
 size_t as_block_bytes(const as_shape_t *shape);
+// What a block's bytes come to: CRC32C over its key and its extents' checksums.
+uint32_t as_block_digest(const as_key_t *key, const void *crcs, uint32_t layers);
 // Element offset inside an extent of K (part 0) or V (part 1) of one head of one token.
 size_t as_extent_offset(const as_shape_t *shape, uint32_t part, uint32_t kv_head, uint32_t token);
 

@@ -12,6 +12,7 @@ static const char *const names[] = {
     [AS_ERR_DEADLINE] = "deadline exceeded",
     [AS_ERR_NOT_FOUND] = "not found",
     [AS_ERR_EXISTS] = "exists",
+    [AS_ERR_CONFLICT] = "exists with other bytes",
     [AS_ERR_CHECKSUM] = "checksum mismatch",
     [AS_ERR_LEASE] = "lease expired",
     [AS_ERR_UNREACHABLE] = "unreachable",

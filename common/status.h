@@ -21,6 +21,7 @@ typedef enum as_status {
     // The block is not usable: treat it as a miss.
     AS_ERR_NOT_FOUND,
     AS_ERR_EXISTS,   // a put of a key that is already there
+    AS_ERR_CONFLICT, // a put of a key that is already there with other bytes
     AS_ERR_CHECKSUM, // bytes are not what was promised
     AS_ERR_LEASE,    // the lease ended before the bytes were read
     // The peer is not usable.

@@ -47,6 +47,7 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.disk_bytes_max = stat.disk_bytes_max;
     reply.promotions = stat.promotions;
     reply.disk_read_only = stat.disk_read_only;
+    reply.conflicts = stat.conflicts;
     reply.scrub_passes = stat.scrub_passes;
     reply.scrub_bytes = stat.scrub_bytes;
     reply.scrub_bad_ram = stat.scrub_bad_ram;

@@ -81,6 +81,7 @@ typedef struct kvs_stat {
     uint64_t disk_blocks, disk_bytes_used, disk_bytes_max;
     bool disk_read_only;
     uint64_t checksum_failures; // commits refused
+    uint64_t conflicts;         // puts of a key that is there with other bytes
     uint64_t connections;
     uint64_t scrub_passes, scrub_bytes;
     uint64_t scrub_bad_ram, scrub_bad_disk; // blocks that the scrubber found and dropped

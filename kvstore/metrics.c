@@ -22,6 +22,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_CHECKSUM_FAILURES] =
         COUNTER("commit_checksum_failures_total",
                 "Commits refused, since the bytes were not what was promised"),
+    [KVS_METRIC_CONFLICTS] =
+        COUNTER("put_conflicts_total", "Puts refused, since the key is there with other bytes"),
     [KVS_METRIC_BUSY] = COUNTER("busy_total", "Requests refused, since a pool or queue was full"),
     [KVS_METRIC_PROTOCOL_ERRORS] =
         COUNTER("protocol_errors_total", "Connections closed for breaking the protocol"),

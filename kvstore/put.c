@@ -8,12 +8,14 @@
 //   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> [STORING ->] FREE
 //                                             (block: RESERVED, FILLING, SEALED)
 //             any of them -> DEAD -> FREE     (block: DYING, ABSENT; of STORING: SEALED)
+//   FREE -> AFFIRMING -> FREE
 //
 //   OPEN       the store waits for WRITE.
 //   RECEIVING  the bytes come straight into the pool; the block is pinned.
 //   WRITTEN    they are here; the store waits for COMMIT.
 //   CHECKING   COMMIT's checksums are compared, a bounded piece in each turn of the loop.
 //   STORING    a durable put: the block is visible, and on its way to disk.
+//   AFFIRMING  a durable put of a block that was here: RESERVE is answered once it is on disk.
 //   DEAD       given up (ABANDON, deadline, lost connection, failure); waits for callbacks that
 //   still refer to it.
 //
@@ -30,7 +32,16 @@
 
 #define NONE UINT32_MAX
 
-typedef enum put_state { FREE, OPEN, RECEIVING, WRITTEN, CHECKING, STORING, DEAD } put_state_t;
+typedef enum put_state {
+    FREE,
+    OPEN,
+    RECEIVING,
+    WRITTEN,
+    CHECKING,
+    STORING,
+    AFFIRMING,
+    DEAD
+} put_state_t;
 
 typedef struct put {
     kvs_puts_t *puts;
@@ -39,13 +50,14 @@ typedef struct put {
     uint32_t prev, next; // of the connection; next of the free ones
     uint32_t ops;
     kvs_conn_t *conn;
-    kvs_block_t *block;  // NULL when DEAD
+    kvs_block_t *block;  // NULL when DEAD, STORING or AFFIRMING
+    uint32_t digest;     // that RESERVE promised
     kvs_block_t *pinned; // while the network writes to it, also when DEAD
     uint64_t began_us, deadline_us;
     bool commit_asked; // a COMMIT came: nothing more is taken
     bool durable;      // it is answered once the block is on disk
     bool crcs_here;
-    uint64_t commit_request;
+    uint64_t request;       // of COMMIT, or of an AFFIRMING RESERVE
     struct put *check_next; // while CHECKING
     uint32_t checked_layers;
     uint32_t crcs[AS_LAYERS_MAX];
@@ -113,9 +125,8 @@ static put_t *find(const kvs_conn_t *conn, uint64_t ticket)
         return NULL;
     }
     put_t *put = &puts->slots[slot];
-    bool is_it =
-        put->state != FREE && put->state != DEAD && put->conn == conn && ticket_of(put) == ticket;
-    return is_it ? put : NULL;
+    bool has_ticket = put->state != FREE && put->state != DEAD && put->state != AFFIRMING;
+    return has_ticket && put->conn == conn && ticket_of(put) == ticket ? put : NULL;
 }
 
 // ---- their life
@@ -183,6 +194,16 @@ static void check_forget(put_t *put)
     }
 }
 
+static void answer_reserve(kvs_conn_t *conn, uint64_t request, as_status_t status)
+{
+    const as_wire_reserved_t reply = {.head = as_wire_head(AS_WIRE_RESERVED, request),
+                                      .status = as_wire_status_of(status)};
+    if (status == AS_ERR_BUSY) {
+        as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
+    }
+    kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
 // Gives the reservation up. With a COMMIT waiting, its writer is told why.
 static void put_end(put_t *put, as_status_t status)
 {
@@ -197,10 +218,12 @@ static void put_end(put_t *put, as_status_t status)
         kvs_index_doom(conn->store->index, put->block);
         put->block = NULL;
     }
+    bool affirming = put->state == AFFIRMING;
     put->state = DEAD;
-    if (put->commit_asked) {
-        const as_wire_committed_t reply = {.head =
-                                               as_wire_head(AS_WIRE_COMMITTED, put->commit_request),
+    if (affirming) {
+        answer_reserve(conn, put->request, status == AS_OK ? AS_ERR_EXISTS : status);
+    } else if (put->commit_asked) {
+        const as_wire_committed_t reply = {.head = as_wire_head(AS_WIRE_COMMITTED, put->request),
                                            .status = as_wire_status_of(status)};
         kvs_conn_reply(conn, &reply, sizeof(reply));
     }
@@ -227,8 +250,8 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
             continue;
         }
         left--;
-        if (put->state != DEAD && put->state != CHECKING && put->state != STORING &&
-            put->deadline_us <= now_us) {
+        bool waits = put->state == OPEN || put->state == RECEIVING || put->state == WRITTEN;
+        if (waits && put->deadline_us <= now_us) {
             AS_INFO("kvstore", "reservation expired");
             put_end(put, AS_ERR_LEASE);
         }
@@ -249,6 +272,9 @@ void kvs_puts_end_conn(kvs_conn_t *conn)
 
 static as_status_t reserve_check(const as_wire_reserve_t *ask)
 {
+    if ((ask->flags & ~AS_WIRE_DURABLE) != 0) {
+        return AS_ERR_INVALID;
+    }
     if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
         ask->extent_bytes == 0 || ask->extent_bytes % sizeof(uint32_t) != 0 || ask->tokens == 0 ||
         as_key_equal(&ask->key, &ask->parent)) {
@@ -262,6 +288,17 @@ static as_status_t reserve_check(const as_wire_reserve_t *ask)
     return AS_OK;
 }
 
+static kvs_spec_t spec_of(const as_wire_reserve_t *ask)
+{
+    return (kvs_spec_t){.key = ask->key,
+                        .parent = ask->parent,
+                        .namespace_key = ask->namespace_key,
+                        .kind = ask->kind,
+                        .layers = ask->layers,
+                        .extent_bytes = ask->extent_bytes,
+                        .tokens = ask->tokens};
+}
+
 static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t **put_p)
 {
     kvs_store_t *store = conn->store;
@@ -272,13 +309,11 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (store->puts->unused == NONE) {
         return AS_ERR_BUSY;
     }
-    const kvs_spec_t spec = {.key = ask->key,
-                             .parent = ask->parent,
-                             .namespace_key = ask->namespace_key,
-                             .kind = ask->kind,
-                             .layers = ask->layers,
-                             .extent_bytes = ask->extent_bytes,
-                             .tokens = ask->tokens};
+    status = kvs_conflict_check(store, ask);
+    if (status != AS_OK) {
+        return status;
+    }
+    const kvs_spec_t spec = spec_of(ask);
     size_t bytes = (size_t)spec.layers * (spec.extent_bytes + sizeof(uint32_t));
     if (bytes > kvs_pool_bytes(store->pool)) {
         return AS_ERR_LIMIT;
@@ -290,24 +325,67 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     }
     if (status == AS_OK) {
         *put_p = put_take(conn, block);
+        (*put_p)->digest = ask->digest;
         kvs_store_evict_soon(store, 0);
     }
     return status;
 }
 
+static void on_affirmed(void *ctx, as_status_t status)
+{
+    put_t *put = ctx;
+    put_end(put, status);
+    put_drop(put);
+}
+
+// The block is here; its durable writer is answered once it is on disk. AS_ERR_EXISTS: it is.
+static as_status_t affirm(kvs_conn_t *conn, const as_wire_reserve_t *ask)
+{
+    const kvs_spec_t spec = spec_of(ask);
+    put_t *put = put_take(conn, NULL);
+    put->state = AFFIRMING;
+    put->request = ask->head.request;
+    put_hold(put);
+    as_status_t status = kvs_tier_affirm(conn->store, &spec, on_affirmed, put);
+    if (status != AS_OK) {
+        put->state = DEAD;
+        put_drop(put);
+    }
+    return status == AS_ERR_NOT_FOUND ? AS_ERR_BUSY : status; // another is writing it
+}
+
 void kvs_put_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
 {
-    as_wire_reserved_t reply = {.head = as_wire_head(AS_WIRE_RESERVED, ask->head.request)};
     put_t *put;
     as_status_t status = reserve(conn, ask, &put);
-    reply.status = as_wire_status_of(status);
     if (status == AS_OK) {
-        reply.ticket = ticket_of(put);
-        reply.expires_ms = (uint32_t)(conn->store->options.reservation_us / 1000);
-    } else if (status == AS_ERR_BUSY) {
-        as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
+        const as_wire_reserved_t reply = {
+            .head = as_wire_head(AS_WIRE_RESERVED, ask->head.request),
+            .ticket = ticket_of(put),
+            .expires_ms = (uint32_t)(conn->store->options.reservation_us / 1000)};
+        kvs_conn_reply(conn, &reply, sizeof(reply));
+        return;
     }
-    kvs_conn_reply(conn, &reply, sizeof(reply));
+    if (status == AS_ERR_EXISTS && (ask->flags & AS_WIRE_DURABLE)) {
+        status = affirm(conn, ask);
+    }
+    if (status != AS_OK) {
+        answer_reserve(conn, ask->head.request, status);
+    }
+}
+
+bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p)
+{
+    for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
+        const put_t *put = &puts->slots[slot];
+        left -= put->state != FREE;
+        if (put->state != FREE && put->block && put->block->spec.kind == spec->kind &&
+            as_key_equal(&put->block->spec.key, &spec->key)) {
+            *digest_p = put->digest;
+            return true;
+        }
+    }
+    return false;
 }
 
 // ---- WRITE
@@ -378,8 +456,13 @@ static void on_crcs(void *ctx, as_status_t status)
     if (status != AS_OK) {
         put_end(put, status);
     } else if (put->state != DEAD) {
+        const kvs_spec_t *spec = &put->block->spec;
         put->crcs_here = true;
-        check_soon(put);
+        if (as_block_digest(&spec->key, put->crcs, spec->layers) != put->digest) {
+            put_end(put, AS_ERR_INVALID); // not what RESERVE promised
+        } else {
+            check_soon(put);
+        }
     }
     put_drop(put);
 }
@@ -400,7 +483,7 @@ void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t 
         return;
     }
     put->commit_asked = true;
-    put->commit_request = ask->head.request;
+    put->request = ask->head.request;
     put->durable = ask->flags & AS_WIRE_DURABLE;
     if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->crc_count != put->block->spec.layers ||
         msg->data_bytes != ask->crc_count * sizeof(uint32_t)) {
@@ -429,7 +512,9 @@ static void put_store(put_t *put, kvs_block_t *block)
     put->state = STORING;
     put_hold(put);
     as_status_t status = kvs_tier_write_durable(store, block, on_stored, put);
-    if (status != AS_OK) {
+    if (status == AS_ERR_EXISTS) {
+        on_stored(put, AS_OK);
+    } else if (status != AS_OK) {
         AS_WARN("kvstore", "a durable put is not on disk: %s", as_status_str(status));
         on_stored(put, status);
     }

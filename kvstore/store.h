@@ -33,6 +33,7 @@ typedef enum kvs_metric {
     KVS_METRIC_BYTES_WRITTEN,
     KVS_METRIC_EVICTIONS,
     KVS_METRIC_CHECKSUM_FAILURES,
+    KVS_METRIC_CONFLICTS,
     KVS_METRIC_BUSY,
     KVS_METRIC_PROTOCOL_ERRORS,
     KVS_METRIC_BLOCKS,
@@ -113,6 +114,7 @@ struct kvs_store {
     bool sweeping;
     as_task_t evict;
     size_t evict_goal_bytes;
+    uint64_t conflict_told_us;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
 };
@@ -157,6 +159,11 @@ void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *
 void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg);
 void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
 
+// conflict.c: what a RESERVE meets. AS_OK: nobody has the key.
+as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask) AS_MUST_USE;
+// The digest that another writer of the block promised.
+bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
+
 // tier.c: between RAM and disk.
 struct kvs_disk_stat;
 typedef void (*kvs_tier_done_fn)(void *ctx, as_status_t status);
@@ -164,9 +171,14 @@ as_status_t kvs_tier_alloc(kvs_store_t *store) AS_MUST_USE; // none without a di
 void kvs_tier_free(kvs_store_t *store);
 void kvs_tier_on_index_event(void *store, kvs_event_t event, const as_key_t *key);
 void kvs_tier_write_behind(kvs_store_t *store, kvs_block_t *block);
-// `done` once a power cut can no longer lose the block. AS_ERR_UNSUPPORTED without a disk.
+// `done` once a power cut can no longer lose the block. AS_ERR_EXISTS: it cannot now;
+// AS_ERR_UNSUPPORTED: there is no disk.
 as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_tier_done_fn done,
                                    void *ctx) AS_MUST_USE;
+// The same of a block that is in RAM or on disk. AS_ERR_NOT_FOUND: it is in neither.
+as_status_t kvs_tier_affirm(kvs_store_t *store, const kvs_spec_t *spec, kvs_tier_done_fn done,
+                            void *ctx) AS_MUST_USE;
+bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t *digest_p);
 // Brings what a LOCATE asks for and disk has. True: kvs_locate_answer is called when it is here.
 bool kvs_tier_wait(kvs_locate_t *locate);
 void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer

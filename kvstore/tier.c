@@ -126,7 +126,28 @@ void kvs_tier_write_behind(kvs_store_t *store, kvs_block_t *block)
 as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_tier_done_fn done,
                                    void *ctx)
 {
-    return store->tier ? write_block(store, block, done, ctx) : AS_ERR_UNSUPPORTED;
+    if (!store->tier) {
+        return AS_ERR_UNSUPPORTED;
+    }
+    // It may be there already, or on its way.
+    as_status_t status = kvs_disk_sync(store->tier->disk, &block->spec, done, ctx);
+    return status == AS_ERR_NOT_FOUND ? write_block(store, block, done, ctx) : status;
+}
+
+as_status_t kvs_tier_affirm(kvs_store_t *store, const kvs_spec_t *spec, kvs_tier_done_fn done,
+                            void *ctx)
+{
+    if (!store->tier) {
+        return AS_ERR_UNSUPPORTED;
+    }
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, spec->kind);
+    return block ? kvs_tier_write_durable(store, block, done, ctx)
+                 : kvs_disk_sync(store->tier->disk, spec, done, ctx);
+}
+
+bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t *digest_p)
+{
+    return store->tier && kvs_disk_digest(store->tier->disk, &spec->key, spec->kind, digest_p);
 }
 
 // ---- promotion

@@ -11,7 +11,7 @@
 //   LOCATE   kind, lease + keys          LOCATED      lease + places + checksums
 //   READ     lease, extents asked for    DATA         status + bytes, for each thing asked
 //   RELEASE  lease                       (no answer)
-//   RESERVE  key, lengths                RESERVED     ticket, or EXISTS
+//   RESERVE  key, lengths, digest        RESERVED     ticket, or EXISTS, or CONFLICT
 //   WRITE    ticket + block              (no answer)
 //   COMMIT   ticket + checksums          COMMITTED    status
 //   ABANDON  ticket                      (no answer)
@@ -35,7 +35,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 2u
+#define AS_WIRE_VERSION 3u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
@@ -63,7 +63,7 @@ typedef enum as_wire_type {
 } as_wire_type_t;
 
 typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
-enum { AS_WIRE_DURABLE = 1u }; // flag of COMMIT
+enum { AS_WIRE_DURABLE = 1u }; // flag of RESERVE and COMMIT
 
 typedef enum as_wire_role { AS_WIRE_CLIENT = 1, AS_WIRE_STORE = 2 } as_wire_role_t;
 
@@ -78,7 +78,8 @@ typedef enum as_wire_status {
     AS_WIRE_LEASE = 6,
     AS_WIRE_CHECKSUM = 7,
     AS_WIRE_DENIED = 8,
-    AS_WIRE_FAILED = 9
+    AS_WIRE_FAILED = 9,
+    AS_WIRE_CONFLICT = 10
 } as_wire_status_t;
 
 // offset bytes
@@ -249,6 +250,8 @@ _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
 //    116     4  layers
 //    120     4  bytes of an extent
 //    124     4  tokens
+//    128     4  digest: CRC32C over the key and the checksums that COMMIT will bring
+//    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block
 typedef struct as_wire_reserve {
     as_wire_head_t head;
     as_key_t key;
@@ -258,12 +261,15 @@ typedef struct as_wire_reserve {
     uint32_t layers;
     uint32_t extent_bytes;
     uint32_t tokens;
+    uint32_t digest;
+    uint32_t flags;
 } as_wire_reserve_t;
-_Static_assert(sizeof(as_wire_reserve_t) == 128, "layout on the wire");
+_Static_assert(sizeof(as_wire_reserve_t) == 136, "layout on the wire");
 _Static_assert(offsetof(as_wire_reserve_t, kind) == 112, "layout on the wire");
 
 // RESERVED
-//     16     4  status: EXISTS when the block is there or is being written by another
+//     16     4  status: EXISTS when the block is there or is being written by another, CONFLICT when
+//               that one has another digest; a durable one that is being written is BUSY
 //     20     4  time until the reservation expires, ms
 //     24     8  ticket
 typedef struct as_wire_reserved {
@@ -366,6 +372,8 @@ static inline as_wire_status_t as_wire_status_of(as_status_t status)
         return AS_WIRE_CHECKSUM;
     case AS_ERR_DENIED:
         return AS_WIRE_DENIED;
+    case AS_ERR_CONFLICT:
+        return AS_WIRE_CONFLICT;
     default:
         return AS_WIRE_FAILED;
     }
@@ -385,6 +393,7 @@ static inline as_status_t as_wire_status_to(uint32_t status)
         [AS_WIRE_CHECKSUM] = AS_ERR_CHECKSUM,
         [AS_WIRE_DENIED] = AS_ERR_DENIED,
         [AS_WIRE_FAILED] = AS_ERR_IO,
+        [AS_WIRE_CONFLICT] = AS_ERR_CONFLICT,
     };
     return status < sizeof(known) / sizeof(known[0]) ? known[status] : AS_ERR_PROTOCOL;
 }

@@ -191,6 +191,7 @@ static json_t *store_json(const Assay__NodeStat *node)
         {"disk_bytes_max", store->disk_bytes_max},
         {"promotions", store->promotions},
         {"disk_read_only", store->disk_read_only},
+        {"conflicts", store->conflicts},
         {"scrub_passes", store->scrub_passes},
         {"scrub_bytes", store->scrub_bytes},
         {"scrub_bad_ram", store->scrub_bad_ram},

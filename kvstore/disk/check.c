@@ -60,7 +60,7 @@ static as_status_t take_crcs(kvs_check_t *check)
     memcpy(check->crcs, check->piece + kvs_image_crcs_at(spec) % KVS_POOL_GRAIN_BYTES,
            spec->layers * sizeof(uint32_t));
     check->crcs_here = true;
-    bool right = kvs_digest(&spec->key, check->crcs, spec->layers) == check->record.digest;
+    bool right = as_block_digest(&spec->key, check->crcs, spec->layers) == check->record.digest;
     return right ? AS_OK : AS_ERR_CHECKSUM;
 }
 

@@ -56,13 +56,30 @@ static void forget(kvs_disk_t *disk, uint32_t at)
     kvs_table_remove(disk, at);
 }
 
+// Those that wait for a block that was written, or not.
+static void wake_syncs(kvs_disk_t *disk, const kvs_job_t *write, kvs_job_t *waiting)
+{
+    for (kvs_job_t *job = waiting, *next; job; job = next) {
+        next = job->next;
+        if (write->status == AS_OK && !write->durable && disk->writer) {
+            kvs_worker_give(disk->writer, job);
+            continue;
+        }
+        job->status = write->status == AS_OK && !write->durable ? AS_ERR_CANCELLED : write->status;
+        as_loop_post(disk->options.loop, &job->task);
+    }
+}
+
 static void written(kvs_disk_t *disk, kvs_job_t *job)
 {
     kvs_segment_t *segment = job->segment;
     segment->writing--;
     disk->stat.queued_bytes -= job->bytes;
+    wake_syncs(disk, job, disk->entries[job->entry].waiting);
+    disk->entries[job->entry].waiting = NULL;
     if (job->status == AS_OK) {
         kvs_table_found(disk, job->entry);
+        disk->entries[job->entry].durable = job->durable;
         disk->stat.written_blocks++;
         disk->stat.written_bytes += job->bytes;
         disk->failures_in_a_row = 0;
@@ -87,6 +104,29 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
     }
 }
 
+// The entry of a job's block, where it still lies there.
+static uint32_t entry_of(const kvs_disk_t *disk, const kvs_job_t *job)
+{
+    const kvs_spec_t *spec = &job->record.spec;
+    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    bool same = at != KVS_DISK_NONE && !disk->entries[at].writing &&
+                disk->entries[at].record.segment == job->record.segment &&
+                disk->entries[at].record.offset == job->record.offset;
+    return same ? at : KVS_DISK_NONE;
+}
+
+static void was_synced(kvs_disk_t *disk, const kvs_job_t *job)
+{
+    uint32_t at = entry_of(disk, job);
+    if (job->status != AS_OK) {
+        disk->stat.failures++;
+        AS_WARN("disk", "a block could not be made durable: %s", as_status_str(job->status));
+    } else if (at != KVS_DISK_NONE) {
+        disk->entries[at].durable = true;
+        disk->stat.synced_blocks++;
+    }
+}
+
 static void was_read(kvs_disk_t *disk, kvs_job_t *job)
 {
     const kvs_spec_t *spec = &job->record.spec;
@@ -102,10 +142,8 @@ static void was_read(kvs_disk_t *disk, kvs_job_t *job)
     disk->stat.corrupt_blocks += job->status == AS_ERR_CHECKSUM;
     AS_WARN("disk", "a block of segment %u at %llu: %s: taken as a miss", job->record.segment,
             (unsigned long long)job->record.offset, as_status_str(job->status));
-    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
-    if (at != KVS_DISK_NONE && !disk->entries[at].writing &&
-        disk->entries[at].record.segment == job->record.segment &&
-        disk->entries[at].record.offset == job->record.offset) {
+    uint32_t at = entry_of(disk, job);
+    if (at != KVS_DISK_NONE) {
         forget(disk, at);
         disk->options.on_gone(disk->options.ctx, spec);
     }
@@ -125,6 +163,8 @@ void kvs_disk_job_done(void *ctx)
     kvs_disk_t *disk = job->disk;
     if (job->kind == KVS_JOB_WRITE) {
         written(disk, job);
+    } else if (job->kind == KVS_JOB_SYNC) {
+        was_synced(disk, job);
     } else if (job->kind == KVS_JOB_READ) {
         was_read(disk, job);
     } else if (job->kind == KVS_JOB_DROP) {
@@ -195,6 +235,52 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
     job->done = params->done;
     job->ctx = params->ctx;
     kvs_worker_give(disk->writer, job);
+    return AS_OK;
+}
+
+bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind, uint32_t *digest_p)
+{
+    uint32_t at = kvs_table_find(disk, key, kind);
+    if (at == KVS_DISK_NONE || disk->entries[at].unwanted) {
+        return false;
+    }
+    *digest_p = disk->entries[at].record.digest;
+    return true;
+}
+
+as_status_t kvs_disk_sync(kvs_disk_t *disk, const kvs_spec_t *spec, kvs_disk_done_fn done,
+                          void *ctx)
+{
+    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    if (at == KVS_DISK_NONE) {
+        return AS_ERR_NOT_FOUND;
+    }
+    kvs_entry_t *entry = &disk->entries[at];
+    if (entry->unwanted) {
+        return AS_ERR_BUSY;
+    }
+    if (entry->durable) {
+        return AS_ERR_EXISTS;
+    }
+    if (disk->stat.read_only) {
+        return AS_ERR_IO;
+    }
+    kvs_job_t *job = kvs_disk_job(disk, KVS_JOB_SYNC);
+    if (!job) {
+        return AS_ERR_NO_MEMORY;
+    }
+    job->record = entry->record;
+    job->segment = entry->segment;
+    job->durable = true;
+    job->status = AS_ERR_CANCELLED; // should the tier end before its turn comes
+    job->done = done;
+    job->ctx = ctx;
+    if (entry->writing) { // else its record could be made before its bytes, or without them
+        job->next = entry->waiting;
+        entry->waiting = job;
+    } else {
+        kvs_worker_give(disk->writer, job);
+    }
     return AS_OK;
 }
 

@@ -41,6 +41,7 @@ typedef struct kvs_disk_stat {
     uint64_t segments;
     uint64_t queued_bytes;
     uint64_t written_blocks, written_bytes, read_blocks, read_bytes;
+    uint64_t synced_blocks;  // made durable after they were written
     uint64_t dropped_blocks; // with their segments
     uint64_t failures;       // of writes and reads
     uint64_t corrupt_blocks; // whose bytes were not what was promised
@@ -67,6 +68,13 @@ typedef struct kvs_disk_write {
 // Writes a block. AS_ERR_EXISTS: it is there or being written; AS_ERR_BUSY: the queue is full;
 // AS_ERR_LIMIT: larger than a segment; AS_ERR_IO: the tier only reads.
 as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params) AS_MUST_USE;
+// `done` when a power cut can no longer lose a block that is there or being written. AS_ERR_EXISTS: it
+// cannot now; AS_ERR_NOT_FOUND: it is not there; AS_ERR_BUSY: it is about to go.
+as_status_t kvs_disk_sync(kvs_disk_t *disk, const kvs_spec_t *spec, kvs_disk_done_fn done,
+                          void *ctx) AS_MUST_USE;
+// The digest (as_block_digest) of a block that is there or being written. False: there is none.
+bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind,
+                     uint32_t *digest_p);
 // Reads a block into `image` (kvs_image_bytes long, aligned to 4096) and checks it. AS_ERR_NOT_FOUND
 // at once, or in `done` AS_ERR_IO or AS_ERR_CHECKSUM: then the block is gone from disk.
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of the disk tier, as its two threads use them: the writer (WRITE, FORGET, DROP,
+// The files of the disk tier, as its two threads use them: the writer (WRITE, SYNC, FORGET, DROP,
 // REMOVE) and the reader (READ).
 //
 //   DIR/LOCK              held by the one store that may use the directory
@@ -9,7 +9,9 @@
 // Order makes it safe. A block is written before the catalog names it, so a crash leaves dead bytes
 // and nothing else; a durable one is on disk (fdatasync, then a synced write of the catalog) before
 // its writer is told. The others are not waited for: after a power cut the catalog may name bytes
-// that never came, which their checksums tell.
+// that never came, which their checksums tell. Names are made safe too: a directory is synced when
+// something was made in it, since a file's own sync need not bring its name. What a start finds is
+// synced then, so that it is durable from there.
 #include <errno.h>
 #include <fcntl.h>
 #include <dirent.h>
@@ -32,7 +34,7 @@
 struct kvs_files {
     char directory[3072];
     uint64_t segment_bytes;
-    int lock_fd;
+    int lock_fd, segments_fd; // segments_fd: the directory
     kvs_catalog_t *catalog;
     kvs_io_t *write_io, *read_io;
     bool direct_refused; // the file system has no O_DIRECT
@@ -59,6 +61,29 @@ static as_status_t make_directory(const char *path)
     return AS_OK;
 }
 
+// The names in a directory, on disk.
+static as_status_t sync_directory(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = fd < 0 || fsync(fd) != 0 ? errno : 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (error != 0) {
+        AS_ERROR("disk", "cannot sync the directory %s: %s", path, strerror(error));
+    }
+    return error == 0 ? AS_OK : AS_ERR_IO;
+}
+
+// After everything in it was made: the directory's own names, and its name in its parent.
+static as_status_t sync_tree(const kvs_files_t *files)
+{
+    char parent[4096];
+    snprintf(parent, sizeof(parent), "%s/..", files->directory);
+    as_status_t status = sync_directory(files->directory);
+    return status == AS_OK ? sync_directory(parent) : status;
+}
+
 static as_status_t lock_directory(kvs_files_t *files)
 {
     char path[4096];
@@ -82,7 +107,7 @@ as_status_t kvs_files_open(const char *directory, uint64_t segment_bytes, kvs_fi
     if (!files) {
         return AS_ERR_NO_MEMORY;
     }
-    files->lock_fd = -1;
+    files->lock_fd = files->segments_fd = -1;
     files->segment_bytes = segment_bytes;
     int length = snprintf(files->directory, sizeof(files->directory), "%s", directory);
     char segments[4096];
@@ -99,7 +124,14 @@ as_status_t kvs_files_open(const char *directory, uint64_t segment_bytes, kvs_fi
         status = make_directory(segments);
     }
     if (status == AS_OK) {
+        files->segments_fd = open(segments, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        status = files->segments_fd >= 0 ? AS_OK : AS_ERR_IO;
+    }
+    if (status == AS_OK) {
         status = kvs_catalog_open(directory, &files->catalog);
+    }
+    if (status == AS_OK) {
+        status = sync_tree(files);
     }
     if (status == AS_OK) {
         status = kvs_io_alloc(&files->write_io);
@@ -123,6 +155,9 @@ void kvs_files_close(kvs_files_t *files)
     kvs_io_free(files->read_io);
     kvs_io_free(files->write_io);
     kvs_catalog_close(files->catalog);
+    if (files->segments_fd >= 0) {
+        close(files->segments_fd);
+    }
     if (files->lock_fd >= 0) {
         close(files->lock_fd);
     }
@@ -152,8 +187,12 @@ as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment)
     char path[4096];
     segment_path(files, segment->number, path);
     segment->fd = open_direct(files, path, O_RDWR | O_CLOEXEC);
-    if (segment->fd < 0) {
+    if (segment->fd < 0 || fdatasync(segment->fd) != 0) {
         AS_WARN("disk", "cannot open %s: %s", path, strerror(errno));
+        if (segment->fd >= 0) {
+            close(segment->fd);
+            segment->fd = -1;
+        }
         return AS_ERR_IO;
     }
     return AS_OK;
@@ -181,6 +220,9 @@ static void make_segment(kvs_files_t *files, kvs_segment_t *segment)
         error = ENOSPC;
     } else if (error == 0) {
         error = reserve_bytes(segment->fd, (off_t)files->segment_bytes);
+    }
+    if (error == 0) {
+        error = fsync(files->segments_fd) == 0 ? 0 : errno; // its name
     }
     if (error != 0) {
         AS_ERROR("disk", "cannot make %s of %llu bytes: %s", path,
@@ -282,7 +324,8 @@ static void sync_bytes(kvs_job_t *jobs)
     const kvs_segment_t *synced = NULL;
     int error = 0;
     for (kvs_job_t *job = jobs; job; job = job->next) {
-        if (job->kind != KVS_JOB_WRITE || !job->durable || job->error != 0) {
+        bool wanted = (job->kind == KVS_JOB_WRITE && job->durable) || job->kind == KVS_JOB_SYNC;
+        if (!wanted || job->error != 0) {
             continue;
         }
         if (job->segment != synced) {
@@ -295,7 +338,7 @@ static void sync_bytes(kvs_job_t *jobs)
 
 static void catalog_one(kvs_files_t *files, const kvs_job_t *job)
 {
-    if (job->kind == KVS_JOB_WRITE && job->error == 0) {
+    if ((job->kind == KVS_JOB_WRITE || job->kind == KVS_JOB_SYNC) && job->error == 0) {
         kvs_catalog_put(files->catalog, &job->record);
     } else if (job->kind == KVS_JOB_FORGET) {
         kvs_catalog_delete(files->catalog, &job->record.spec.key, job->record.spec.kind);

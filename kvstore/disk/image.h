@@ -19,14 +19,10 @@ static inline size_t kvs_image_bytes(const kvs_spec_t *spec)
 }
 
 // Ties the checksums to the key: the bytes of another block are found out.
-static inline uint32_t kvs_digest(const as_key_t *key, const void *crcs, uint32_t layers)
-{
-    return as_crc32c(as_crc32c(0, key, sizeof(*key)), crcs, layers * sizeof(uint32_t));
-}
-
 static inline uint32_t kvs_image_digest(const kvs_spec_t *spec, const void *image)
 {
-    return kvs_digest(&spec->key, (const uint8_t *)image + kvs_image_crcs_at(spec), spec->layers);
+    return as_block_digest(&spec->key, (const uint8_t *)image + kvs_image_crcs_at(spec),
+                           spec->layers);
 }
 
 // How far the extents of a block were checked, a piece at a time.

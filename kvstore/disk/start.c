@@ -44,6 +44,7 @@ static void on_record(void *ctx, const kvs_record_t *record)
         return;
     }
     kvs_table_found(disk, at);
+    disk->entries[at].durable = true; // opening has synced both
 }
 
 typedef struct numbers {

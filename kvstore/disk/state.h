@@ -13,6 +13,8 @@ typedef struct kvs_entry {
     kvs_record_t record;
     kvs_segment_t *segment; // NULL: unused
     bool writing;
+    bool durable;        // a power cut cannot lose it
+    kvs_job_t *waiting;  // while it is written: SYNCs of it
     bool unwanted;       // removed while it was written: it goes when it is
     uint32_t key_next;   // same bucket; next unused one
     uint32_t prev, next; // of the segment

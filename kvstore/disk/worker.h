@@ -10,6 +10,7 @@
 
 typedef enum kvs_job_kind {
     KVS_JOB_WRITE,  // a block into its segment, then into the catalog
+    KVS_JOB_SYNC,   // what was written of a block: safe from a power cut
     KVS_JOB_READ,   // a block from its segment, checked
     KVS_JOB_FORGET, // a block out of the catalog
     KVS_JOB_DROP,   // the blocks of a segment out of the catalog
@@ -31,7 +32,7 @@ typedef struct kvs_segment {
 } kvs_segment_t;
 
 typedef struct kvs_job {
-    struct kvs_job *next;                  // in the queue
+    struct kvs_job *next;                  // in the queue, or of those that wait for a WRITE
     struct kvs_job *prev_open, *next_open; // of all that are out
     kvs_job_kind_t kind;
     as_task_t task; // posted to the loop when it is done

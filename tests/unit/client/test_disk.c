@@ -7,6 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kvstore/disk/disk.h"
+#include "kvstore/store.h"
+
 static world_t world;
 static char directory[TEMPORARY_FOLDER_BYTES];
 static uint32_t added, removed;
@@ -166,6 +169,91 @@ static void a_durable_put_that_finds_no_disk_is_no_success(void **state)
     assert_int_equal(stat_now().disk_blocks, 1);
 }
 
+static void a_durable_put_of_a_block_in_ram_alone_writes_it(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    as_fault_arm_chance(AS_FAULT_disk_write_fails, 1000000, 1);
+    put_chain(&world, 1);
+    world.durable = true;
+    assert_int_equal(put_block(&world, 0), AS_ERR_IO); // it is there, and not safe
+    as_fault_clear();
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_int_equal(stat_now().disk_blocks, 1);
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_nothing_is_held(&world);
+    start_again(&options);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1}).status, AS_OK);
+}
+
+static kvs_disk_stat_t disk_now(void)
+{
+    kvs_disk_stat_t stat;
+    kvs_tier_stat(world.stores[0], &stat);
+    return stat;
+}
+
+static void a_durable_put_of_a_block_written_behind_syncs_it(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    put_chain(&world, 3);
+    wait_for_disk(3);
+    world.durable = true;
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(put_block(&world, i), AS_ERR_EXISTS);
+        assert_int_equal(disk_now().synced_blocks, i + 1);
+        assert_int_equal(put_block(&world, i), AS_ERR_EXISTS);
+        assert_int_equal(disk_now().synced_blocks, i + 1); // it was safe
+    }
+    start_again(&options);                         // a start makes safe what it finds
+    assert_int_equal(put_block(&world, 0), AS_OK); // into RAM again
+    assert_int_equal(disk_now().synced_blocks, 0);
+}
+
+// A write behind and a durable put of the same block right after it: whatever comes first, the answer
+// comes once the block is on disk, or says that it is not.
+static void a_durable_put_waits_for_a_write_that_is_under_way(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    for (uint32_t i = 0; i < 40; i++) {
+        bool fails = i % 4 == 3;
+        world.durable = false;
+        if (fails) {
+            as_fault_arm(AS_FAULT_disk_write_fails, 1);
+        }
+        assert_int_equal(put_block(&world, i), AS_OK);
+        world.durable = true;
+        as_status_t status = put_block(&world, i);
+        as_fault_clear();
+        const kvs_disk_t *disk = kvs_tier_disk(world.stores[0]);
+        bool on_disk = kvs_disk_find(disk, &world.keys[i], AS_WIRE_FULL) != NULL;
+        assert_true(status == AS_ERR_EXISTS ? on_disk : fails && status == AS_ERR_IO);
+    }
+    assert_nothing_is_held(&world);
+}
+
+static void other_bytes_for_a_block_on_disk_are_a_conflict(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 2);
+    start_again(&options);
+    world.twist = 4;
+    as_log_set_level(AS_LOG_ERROR + 1);
+    assert_int_equal(put_block(&world, 1), AS_ERR_CONFLICT);
+    assert_int_equal(stat_now().conflicts, 1);
+    world.twist = 0;
+    assert_int_equal(put_block(&world, 1), AS_OK); // into RAM again
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 2}).status, AS_OK);
+}
+
 static void dropped_blocks_leave_disk_too(void **state)
 {
     (void)state;
@@ -218,6 +306,10 @@ int main(void)
         TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
         TEST(a_durable_put_that_finds_no_disk_is_no_success),
+        TEST(a_durable_put_of_a_block_in_ram_alone_writes_it),
+        TEST(a_durable_put_of_a_block_written_behind_syncs_it),
+        TEST(a_durable_put_waits_for_a_write_that_is_under_way),
+        TEST(other_bytes_for_a_block_on_disk_are_a_conflict),
         TEST(dropped_blocks_leave_disk_too),
         TEST(a_block_dropped_on_its_way_from_disk_stays_dropped),
     };

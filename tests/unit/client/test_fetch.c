@@ -117,6 +117,29 @@ static void of_two_writers_of_one_key_one_writes(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1}).status, AS_OK);
 }
 
+static void other_bytes_for_a_key_are_a_conflict_and_do_not_replace_the_first(void **state)
+{
+    (void)state;
+    begin_plain();
+    put_result_t first, second;
+    assay_put_t *put;
+    assert_int_equal(put_start(&world, 0, 5000000, &first, &put), AS_OK);
+    as_log_set_level(AS_LOG_ERROR + 1);
+    world.twist = 1;
+    assert_int_equal(put_start(&world, 0, 5000000, &second, &put), AS_OK); // while it is written
+    assert_true(world_run(&world, &first.done) && world_run(&world, &second.done));
+    assert_int_equal(first.status, AS_OK);
+    assert_int_equal(second.status, AS_ERR_CONFLICT);
+    assert_int_equal(put_block(&world, 0), AS_ERR_CONFLICT); // and after it
+    as_log_set_level(AS_LOG_INFO);
+    kvs_stat_t stat;
+    kvs_store_stat(world.stores[0], &stat);
+    assert_int_equal(stat.conflicts, 2);
+    world.twist = 0;
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1}).status, AS_OK);
+}
+
 static void a_chain_is_striped_over_stores_and_fetched_from_all(void **state)
 {
     (void)state;
@@ -388,6 +411,7 @@ int main(int argc, char **argv)
         TEST(a_slot_is_not_overwritten_before_it_is_released),
         TEST(a_second_put_of_a_key_says_exists),
         TEST(of_two_writers_of_one_key_one_writes),
+        TEST(other_bytes_for_a_key_are_a_conflict_and_do_not_replace_the_first),
         TEST(a_chain_is_striped_over_stores_and_fetched_from_all),
         TEST(a_fetch_from_the_middle_of_a_run_asks_every_store),
         TEST(named_nodes_are_asked),

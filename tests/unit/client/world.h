@@ -33,7 +33,8 @@ typedef struct world {
     uint32_t store_count;
     assay_client_t *client;
     as_shape_t shape;
-    bool durable; // of the puts that follow
+    bool durable;  // of the puts that follow
+    uint8_t twist; // of the first byte of the blocks that they put
     as_key_t namespace_key;
     as_key_t keys[WORLD_BLOCKS_MAX];
 } world_t;
@@ -234,6 +235,7 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
     memset(result, 0, sizeof(*result));
     result->bytes = malloc(as_block_bytes(&world->shape));
     world_fill(world, block, result->bytes);
+    result->bytes[0] ^= world->twist;
     const assay_put_args_t args = {
         .shape = world->shape,
         .namespace_key = world->namespace_key,

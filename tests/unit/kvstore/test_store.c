@@ -169,18 +169,6 @@ static as_key_t key_of(uint8_t n)
     return key;
 }
 
-static as_wire_reserve_t reserve_of(uint8_t n)
-{
-    return (as_wire_reserve_t){.head = as_wire_head(AS_WIRE_RESERVE, 2),
-                               .key = key_of(n),
-                               .parent = key_of(0),
-                               .namespace_key = key_of(0),
-                               .kind = AS_WIRE_FULL,
-                               .layers = LAYERS,
-                               .extent_bytes = EXTENT_BYTES,
-                               .tokens = 16};
-}
-
 static uint8_t block[LAYERS * EXTENT_BYTES];
 static uint32_t crcs[LAYERS];
 
@@ -194,9 +182,23 @@ static void make_block(void)
     }
 }
 
-static void put(uint8_t n)
+static as_wire_reserve_t reserve_of(uint8_t n)
 {
     make_block();
+    as_key_t key = key_of(n);
+    return (as_wire_reserve_t){.head = as_wire_head(AS_WIRE_RESERVE, 2),
+                               .key = key_of(n),
+                               .parent = key_of(0),
+                               .namespace_key = key_of(0),
+                               .kind = AS_WIRE_FULL,
+                               .layers = LAYERS,
+                               .extent_bytes = EXTENT_BYTES,
+                               .tokens = 16,
+                               .digest = as_block_digest(&key, crcs, LAYERS)};
+}
+
+static void put(uint8_t n)
+{
     const as_wire_reserve_t reserve = reserve_of(n);
     say(&reserve, sizeof(reserve), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_OK);
@@ -335,6 +337,61 @@ static void a_wrong_checksum_is_refused_and_the_key_is_free_again(void **state)
     put(1);
 }
 
+static void other_checksums_than_were_promised_are_refused(void **state)
+{
+    (void)state;
+    connect_anew();
+    as_wire_reserve_t reserve = reserve_of(1);
+    reserve.digest ^= 1;
+    say(&reserve, sizeof(reserve), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_OK);
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+    say(&write, sizeof(write), block, sizeof(block));
+    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    assert_int_equal(last_status, AS_WIRE_INVALID);
+    put(1); // the key is free
+}
+
+static uint32_t status_of_reserve(const as_wire_reserve_t *reserve)
+{
+    say(reserve, sizeof(*reserve), NULL, 0);
+    return last_status;
+}
+
+static void a_second_put_is_told_whether_its_bytes_are_the_same(void **state)
+{
+    (void)state;
+    connect_anew();
+    for (int sealed = 0; sealed < 2; sealed++) { // first while another writer is at it
+        if (sealed) {
+            kvs_store_drop_all(store);
+            connect_anew();
+            put(1);
+        } else {
+            const as_wire_reserve_t first = reserve_of(1);
+            assert_int_equal(status_of_reserve(&first), AS_WIRE_OK);
+        }
+        as_wire_reserve_t again = reserve_of(1);
+        assert_int_equal(status_of_reserve(&again), AS_WIRE_EXISTS);
+        again.flags = AS_WIRE_DURABLE; // there is no disk, or nothing to make durable yet
+        assert_int_equal(status_of_reserve(&again), AS_WIRE_FAILED);
+        again.flags = 2;
+        assert_int_equal(status_of_reserve(&again), AS_WIRE_INVALID);
+        again.flags = 0;
+        again.digest ^= 0x80000000u;
+        assert_int_equal(status_of_reserve(&again), AS_WIRE_CONFLICT);
+    }
+    as_wire_reserve_t shape = reserve_of(1);
+    shape.tokens = 15;
+    assert_int_equal(status_of_reserve(&shape), AS_WIRE_CONFLICT);
+    kvs_stat_t stat;
+    kvs_store_stat(store, &stat);
+    assert_int_equal(stat.conflicts, 3);
+    locate(1); // what was there first stays
+    expect_nothing_held();
+}
+
 static void commit_may_overtake_write(void **state)
 {
     (void)state;
@@ -424,6 +481,8 @@ int main(void)
         TEST(every_truncated_header_ends_the_connection_and_nothing_else),
         TEST(every_changed_byte_is_survived),
         TEST(a_wrong_checksum_is_refused_and_the_key_is_free_again),
+        TEST(other_checksums_than_were_promised_are_refused),
+        TEST(a_second_put_is_told_whether_its_bytes_are_the_same),
         TEST(commit_may_overtake_write),
         TEST(another_connection_can_use_neither_lease_nor_ticket),
         TEST(past_their_limits_reservations_and_leases_are_busy),

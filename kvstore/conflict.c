@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a RESERVE meets. A key names its bytes, so a second put of it brings the same ones: then it has
+// nothing to send. Other bytes under the same key are a fault of some worker (its memory, its build,
+// its numerics) that no reader could see: the first put stays, the second is told, and it is counted.
+//
+// Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of
+// the block on disk. A block that is on disk only is not in the way: it is put into RAM again.
+#include "common/log.h"
+#include "kvstore/store.h"
+
+#define TELL_US 10000000u // a line in the log at most so often
+
+static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *ask)
+{
+    const kvs_spec_t spec = {.key = ask->key, .kind = ask->kind};
+    const kvs_block_t *block = kvs_index_find(store->index, &spec.key, spec.kind);
+    uint32_t digest;
+    if (block) {
+        bool same_shape = block->spec.layers == ask->layers &&
+                          block->spec.extent_bytes == ask->extent_bytes &&
+                          block->spec.tokens == ask->tokens;
+        digest =
+            as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->spec.layers);
+        return same_shape && digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
+    }
+    if (kvs_puts_digest(store->puts, &spec, &digest)) {
+        return digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
+    }
+    bool differs = kvs_tier_digest(store, &spec, &digest) && digest != ask->digest;
+    return differs ? AS_ERR_CONFLICT : AS_OK;
+}
+
+as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
+{
+    as_status_t status = compare(store, ask);
+    if (status != AS_ERR_CONFLICT) {
+        return status;
+    }
+    kvs_count(&store->counted.conflicts, KVS_METRIC_CONFLICTS, 1);
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    if (store->conflict_told_us == 0 || now_us - store->conflict_told_us >= TELL_US) {
+        store->conflict_told_us = now_us + (now_us == 0);
+        const uint8_t *key = ask->key.bytes;
+        AS_ERROR(
+            "kvstore",
+            "put refused: block %02x%02x%02x%02x%02x%02x%02x%02x is here with other bytes; two "
+            "workers compute different caches for the same tokens: compare their builds and "
+            "check their memory (%llu such puts so far)",
+            key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7],
+            (unsigned long long)store->counted.conflicts);
+    }
+    return AS_ERR_CONFLICT;
+}
