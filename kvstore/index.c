@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index: entries, their states, and the three orders that they are in.
+// The index: entries, their states, and the orders that they are in.
 //
 // Entries are an array; links are indices into it. An entry is in the bucket of its key from
 // RESERVED until DYING, so that a key is held by one writer and is free again once its block is
 // condemned. While SEALED it is also in the bucket of its parent's key (which blocks continue this
-// one?) and in the order of eviction. The first block of a chain has the namespace as its parent
+// one?) and in a queue of eviction. The first block of a chain has the namespace as its parent
 // and is in no bucket of parents: nothing asks for the children of a namespace.
 //
 // A block's checksums lie behind its extents, in the pool: so they are bounded with it.
@@ -18,13 +18,21 @@
 
 #define NONE UINT32_MAX
 
+// A queue of eviction.
+typedef struct order {
+    uint32_t oldest, newest;
+    uint32_t blocks;
+    size_t bytes;
+} order_t;
+
 struct kvs_index {
     kvs_index_options_t options;
     uint32_t mask; // buckets - 1
     uint32_t *by_key, *by_parent;
     kvs_block_t *blocks;
     uint32_t unused;
-    uint32_t oldest, newest;
+    order_t orders[KVS_QUEUES];
+    kvs_ghosts_t *ghosts;
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
     kvs_event_fn listener;
@@ -48,6 +56,15 @@ static void set_state(kvs_index_t *index, kvs_block_t *block, kvs_state_t state)
     block->state = state;
 }
 
+static void index_free(kvs_index_t *index)
+{
+    kvs_ghosts_free(index->ghosts);
+    as_mem_free(index->by_key);
+    as_mem_free(index->by_parent);
+    as_mem_free(index->blocks);
+    as_mem_free(index);
+}
+
 as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **index_p)
 {
     uint32_t buckets = 1;
@@ -63,11 +80,9 @@ as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **in
     index->by_key = as_mem_alloc(buckets * sizeof(uint32_t));
     index->by_parent = as_mem_alloc(buckets * sizeof(uint32_t));
     index->blocks = as_mem_zalloc(options->blocks_max, sizeof(kvs_block_t));
-    if (!index->by_key || !index->by_parent || !index->blocks) {
-        as_mem_free(index->by_key);
-        as_mem_free(index->by_parent);
-        as_mem_free(index->blocks);
-        as_mem_free(index);
+    as_status_t status = kvs_ghosts_alloc(options->blocks_max, &index->ghosts);
+    if (status != AS_OK || !index->by_key || !index->by_parent || !index->blocks) {
+        index_free(index);
         return AS_ERR_NO_MEMORY;
     }
     memset(index->by_key, 0xff, buckets * sizeof(uint32_t));
@@ -75,7 +90,9 @@ as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **in
     for (uint32_t i = 0; i < options->blocks_max; i++) {
         index->blocks[i].key_next = i + 1 < options->blocks_max ? i + 1 : NONE;
     }
-    index->oldest = index->newest = NONE;
+    for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
+        index->orders[queue].oldest = index->orders[queue].newest = NONE;
+    }
     index->counts[KVS_ABSENT] = options->blocks_max;
     *index_p = index;
     return AS_OK;
@@ -87,10 +104,7 @@ void kvs_index_free(kvs_index_t *index)
         return;
     }
     AS_ASSERT(index->pins == 0 && index->counts[KVS_DYING] == 0);
-    as_mem_free(index->by_key);
-    as_mem_free(index->by_parent);
-    as_mem_free(index->blocks);
-    as_mem_free(index);
+    index_free(index);
 }
 
 void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx)
@@ -247,44 +261,26 @@ static void children_remove(kvs_index_t *index, kvs_block_t *block)
     }
 }
 
-static void order_insert_newest(kvs_index_t *index, kvs_block_t *block)
+static void order_insert(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue, bool newest)
 {
     uint32_t id = kvs_index_id(index, block);
-    block->older = index->newest;
-    block->newer = NONE;
-    if (index->newest != NONE) {
-        at(index, index->newest)->newer = id;
-    } else {
-        index->oldest = id;
-    }
-    index->newest = id;
-}
-
-static void order_insert_oldest(kvs_index_t *index, kvs_block_t *block)
-{
-    uint32_t id = kvs_index_id(index, block);
-    block->newer = index->oldest;
-    block->older = NONE;
-    if (index->oldest != NONE) {
-        at(index, index->oldest)->older = id;
-    } else {
-        index->newest = id;
-    }
-    index->oldest = id;
+    order_t *order = &index->orders[queue];
+    block->queue = (uint8_t)queue;
+    block->older = newest ? order->newest : NONE;
+    block->newer = newest ? NONE : order->oldest;
+    *(block->older == NONE ? &order->oldest : &at(index, block->older)->newer) = id;
+    *(block->newer == NONE ? &order->newest : &at(index, block->newer)->older) = id;
+    order->blocks++;
+    order->bytes += block->bytes;
 }
 
 static void order_remove(kvs_index_t *index, kvs_block_t *block)
 {
-    if (block->older != NONE) {
-        at(index, block->older)->newer = block->newer;
-    } else {
-        index->oldest = block->newer;
-    }
-    if (block->newer != NONE) {
-        at(index, block->newer)->older = block->older;
-    } else {
-        index->newest = block->older;
-    }
+    order_t *order = &index->orders[block->queue];
+    *(block->older == NONE ? &order->oldest : &at(index, block->older)->newer) = block->newer;
+    *(block->newer == NONE ? &order->newest : &at(index, block->newer)->older) = block->older;
+    order->blocks--;
+    order->bytes -= block->bytes;
 }
 
 void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
@@ -293,7 +289,7 @@ void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
     set_state(index, block, KVS_SEALED);
     block->sealed_us = now_us;
     children_insert(index, block);
-    order_insert_newest(index, block);
+    order_insert(index, block, kvs_ghosts_admit(index->ghosts, &block->spec.key), true);
     tell(index, KVS_BLOCK_ADDED, block);
 }
 
@@ -372,23 +368,46 @@ void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block)
 
 // ---- order of eviction
 
-kvs_block_t *kvs_index_oldest(const kvs_index_t *index)
+kvs_block_t *kvs_index_oldest(const kvs_index_t *index, kvs_queue_t queue)
 {
-    return index->oldest == NONE ? NULL : at(index, index->oldest);
+    uint32_t id = index->orders[queue].oldest;
+    return id == NONE ? NULL : at(index, id);
 }
 
-void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block)
+uint32_t kvs_index_queue_blocks(const kvs_index_t *index, kvs_queue_t queue)
+{
+    return index->orders[queue].blocks;
+}
+
+size_t kvs_index_queue_bytes(const kvs_index_t *index, kvs_queue_t queue)
+{
+    return index->orders[queue].bytes;
+}
+
+void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue)
 {
     AS_ASSERT(block->state == KVS_SEALED);
     order_remove(index, block);
-    order_insert_newest(index, block);
+    order_insert(index, block, queue, true);
 }
 
-void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block)
+void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue)
 {
     AS_ASSERT(block->state == KVS_SEALED);
     order_remove(index, block);
-    order_insert_oldest(index, block);
+    order_insert(index, block, queue, false);
+}
+
+void kvs_index_evict(kvs_index_t *index, kvs_block_t *block)
+{
+    AS_ASSERT(block->state == KVS_SEALED);
+    kvs_ghosts_add(index->ghosts, &block->spec.key, block->queue, index->counts[KVS_SEALED]);
+    kvs_index_doom(index, block);
+}
+
+const kvs_ghosts_t *kvs_index_ghosts(const kvs_index_t *index)
+{
+    return index->ghosts;
 }
 
 void kvs_index_cool(kvs_block_t *block)

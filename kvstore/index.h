@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include "common/block.h"
+#include "kvstore/ghost.h"
 #include "kvstore/kvstore.h"
 #include "kvstore/pool.h"
 
@@ -28,12 +29,13 @@ typedef struct kvs_block {
     kvs_state_t state;
     uint32_t run; // of the pool
     uint32_t pins, leases;
-    uint32_t heat; // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint8_t heat;  // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint8_t queue; // kvs_queue_t, while SEALED
     uint64_t uses;
     uint64_t sealed_us;
     uint32_t key_next;               // same bucket by key; or next unused entry
     uint32_t child_prev, child_next; // same bucket by parent
-    uint32_t older, newer;           // order of eviction
+    uint32_t older, newer;           // order of eviction, in its queue
 } kvs_block_t;
 
 typedef struct kvs_index kvs_index_t;
@@ -78,12 +80,16 @@ void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block); // may free a DYIN
 void kvs_index_lease(kvs_index_t *index, kvs_block_t *block); // counts as a use
 void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block);
 
-// ---- order of eviction, of SEALED blocks
-kvs_block_t *kvs_index_oldest(const kvs_index_t *index); // NULL when there is none
-void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block);
-void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block);
+// ---- order of eviction, of SEALED blocks: two queues
+kvs_block_t *kvs_index_oldest(const kvs_index_t *index, kvs_queue_t queue); // NULL: it is empty
+uint32_t kvs_index_queue_blocks(const kvs_index_t *index, kvs_queue_t queue);
+size_t kvs_index_queue_bytes(const kvs_index_t *index, kvs_queue_t queue);
+void kvs_index_make_newest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue);
+void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue);
 void kvs_index_cool(kvs_block_t *block); // takes one use away
 kvs_block_t *kvs_index_child(const kvs_index_t *index,
-                             const kvs_block_t *parent); // a SEALED one, or NULL
+                             const kvs_block_t *parent);      // a SEALED one, or NULL
+void kvs_index_evict(kvs_index_t *index, kvs_block_t *block); // as kvs_index_doom; leaves a ghost
+const kvs_ghosts_t *kvs_index_ghosts(const kvs_index_t *index);
 
 #endif

@@ -336,10 +336,12 @@ bool kvs_store_drop(kvs_store_t *store, const as_key_t *key)
 uint64_t kvs_store_drop_all(kvs_store_t *store)
 {
     uint64_t dropped = kvs_tier_remove_all(store);
-    kvs_block_t *block;
-    while ((block = kvs_index_oldest(store->index)) != NULL) {
-        kvs_index_doom(store->index, block);
-        dropped++;
+    for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
+        kvs_block_t *block;
+        while ((block = kvs_index_oldest(store->index, queue)) != NULL) {
+            kvs_index_doom(store->index, block);
+            dropped++;
+        }
     }
     kvs_store_gauge(store);
     return dropped;

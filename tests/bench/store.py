@@ -220,6 +220,17 @@ def bench_index(quick):
     return one
 
 
+def bench_evict(quick):
+    """Hits on conversations among scans; with a trace: build/bin/bench_evict FILE."""
+    runs = [json.loads(line) for line in subprocess.run([BIN / "bench_evict"], capture_output=True, text=True,
+                                                        check=True).stdout.splitlines()]
+    for run in runs:
+        table.say(f"eviction, {run['blocks']} blocks: {run['store_percent']} % of a conversation's blocks are here, "
+                  f"with LRU {run['lru_percent']}, with FIFO {run['fifo_percent']}")
+    table.row("evict_hits_among_scans_vs_lru", min(run["store_percent"] / run["lru_percent"] for run in runs), 1.0)
+    return runs
+
+
 # ---- disk
 
 def fio(folder, pattern):
@@ -253,7 +264,7 @@ def bench_disk(quick):
 
 
 PARTS = {"wire": bench_wire, "objects": bench_objects, "sizes": bench_sizes, "locate": bench_locate, "latency": bench_latency,
-         "index": bench_index, "disk": bench_disk}
+         "index": bench_index, "evict": bench_evict, "disk": bench_disk}
 
 if __name__ == "__main__":
     sys.exit(table.main("store", __doc__, PARTS))

@@ -55,7 +55,9 @@ static int end(void **state)
 static as_key_t key_of(uint32_t n)
 {
     as_key_t key = {{0}};
+    uint32_t mixed = n * 0x9e3779b9u;
     memcpy(key.bytes, &n, sizeof(n));
+    memcpy(key.bytes + 4, &mixed, sizeof(mixed)); // keys are uniform
     key.bytes[31] = 1;
     return key;
 }
@@ -206,6 +208,199 @@ static void held_blocks_are_passed_over(void **state)
     kvs_index_unlease(blocks, two);
 }
 
+static void use(uint32_t n)
+{
+    kvs_index_lease(blocks, find(n));
+    kvs_index_unlease(blocks, find(n));
+}
+
+static uint64_t evict_to(uint32_t left)
+{
+    uint64_t evicted = 0;
+    while (kvs_evict_some(blocks, pool, left * KVS_POOL_GRAIN_BYTES, &evicted)) {
+    }
+    return evicted;
+}
+
+static void a_held_end_of_a_chain_keeps_all_of_it_and_nothing_else(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 3; n++) {
+        seal(n, n - 1);
+    }
+    for (uint32_t n = 4; n <= 12; n++) {
+        seal(n, 0);
+    }
+    kvs_block_t *last = find(3);
+    kvs_index_pin(blocks, last);
+    uint64_t evicted = 0;
+    uint32_t calls = 0;
+    while (kvs_evict_some(blocks, pool, 0, &evicted)) {
+        assert_true(++calls < 4); // it does not go round in circles
+    }
+    assert_int_equal(evicted, 9);
+    assert_true(find(1) && find(2) && find(3));
+    kvs_index_unpin(blocks, last);
+    assert_int_equal(evict_to(0), 3);
+}
+
+static void a_used_end_of_a_cold_chain_does_not_hold_up_eviction(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n++) {
+        seal(n, n - 1);
+    }
+    for (uint32_t i = 0; i < KVS_HEAT_MAX; i++) {
+        use(4);
+    }
+    for (uint32_t n = 5; n <= 12; n++) {
+        seal(n, 0);
+    }
+    assert_int_equal(evict_to(8), 4);
+    assert_true(find(1) && find(2) && find(3) && find(4));
+    assert_true(!find(5) && !find(6)); // the newer ones, which nobody used
+    assert_int_equal(evict_to(0), 8);
+}
+
+static void what_comes_back_after_its_eviction_is_for_the_main_queue(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n++) {
+        seal(n, 0);
+        assert_int_equal(find(n)->queue, KVS_SMALL);
+    }
+    assert_int_equal(evict_to(4), 4);
+    assert_null(find(1));
+    assert_int_equal(seal(1, 0)->queue, KVS_MAIN);
+    assert_int_equal(kvs_ghosts_hits(kvs_index_ghosts(blocks)), 1);
+    assert_int_equal(seal(9, 0)->queue, KVS_SMALL);
+    kvs_index_doom(blocks, find(5)); // dropped, not evicted: no ghost
+    assert_int_equal(seal(5, 0)->queue, KVS_SMALL);
+    for (uint32_t n = 100; n < 100 + 6 * BLOCKS; n++) { // more than are remembered
+        seal(n, 0);
+        evict_to(BLOCKS - 1);
+    }
+    assert_int_equal(seal(2, 0)->queue, KVS_SMALL);
+}
+
+static void a_scan_does_not_flush_a_chain_that_is_used(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 8; n++) {
+        seal(n, n - 1);
+    }
+    for (uint32_t round = 0; round < 50; round++) {
+        for (uint32_t n = 1; n <= 8; n++) {
+            use(n);
+        }
+        for (uint32_t i = 0; i < 2 * BLOCKS; i++) { // chains of their own, of 4 blocks
+            if (kvs_index_count(blocks, KVS_SEALED) == BLOCKS) {
+                evict_to(BLOCKS - 1);
+            }
+            uint32_t n = 1000 + round * 2 * BLOCKS + i;
+            seal(n, i % 4 ? n - 1 : 0);
+        }
+        for (uint32_t n = 1; n <= 8; n++) {
+            assert_non_null(find(n));
+        }
+    }
+}
+
+// ---- against a model: random use, with every rule checked at every eviction
+
+#define MODEL_KEYS 200u
+
+static struct {
+    uint32_t parent;
+    bool sealed;
+    uint32_t pins, leases;
+} model[MODEL_KEYS + 1];
+static uint32_t model_sealed;
+
+static void model_on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+{
+    (void)ctx;
+    uint32_t n;
+    memcpy(&n, key->bytes, sizeof(n));
+    assert_true(model[n].sealed == (event == KVS_BLOCK_REMOVED));
+    model[n].sealed = event == KVS_BLOCK_ADDED;
+    model_sealed += event == KVS_BLOCK_ADDED ? 1u : UINT32_MAX;
+    for (uint32_t i = 1; event == KVS_BLOCK_REMOVED && i <= MODEL_KEYS; i++) {
+        assert_false(model[i].sealed && model[i].parent == n); // only ends of chains go
+    }
+    assert_false(event == KVS_BLOCK_REMOVED && (model[n].pins > 0 || model[n].leases > 0));
+}
+
+static uint32_t next_random(uint64_t *seed)
+{
+    *seed = *seed * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(*seed >> 33);
+}
+
+static void model_step(uint64_t *seed)
+{
+    uint32_t n = 1 + next_random(seed) % MODEL_KEYS;
+    kvs_block_t *block = find(n);
+    assert_int_equal(block != NULL, model[n].sealed);
+    if (!block) {
+        if (kvs_index_count(blocks, KVS_SEALED) == BLOCKS) {
+            evict_to(BLOCKS - 1 - next_random(seed) % 8);
+        }
+        if (kvs_index_count(blocks, KVS_SEALED) < BLOCKS) {
+            seal(n, model[n].parent);
+        }
+        return;
+    }
+    switch (next_random(seed) % 6) {
+    case 0:
+        kvs_index_pin(blocks, block);
+        model[n].pins++;
+        break;
+    case 1:
+        kvs_index_lease(blocks, block);
+        model[n].leases++;
+        break;
+    case 2:
+        use(n);
+        break;
+    default:
+        if (model[n].pins > 0) {
+            model[n].pins--;
+            kvs_index_unpin(blocks, block);
+        } else if (model[n].leases > 0) {
+            model[n].leases--;
+            kvs_index_unlease(blocks, block);
+        }
+    }
+}
+
+static void eviction_keeps_its_rules_under_random_use(void **state)
+{
+    (void)state;
+    memset(model, 0, sizeof(model));
+    model_sealed = 0;
+    kvs_index_set_listener(blocks, model_on_event, NULL);
+    uint64_t seed = 7;
+    for (uint32_t n = 1; n <= MODEL_KEYS; n++) { // chains, and forks of chains
+        model[n].parent = n % 10 == 1 ? 0 : n - 1 - next_random(&seed) % ((n - 1) % 10);
+    }
+    for (uint32_t i = 0; i < 200000; i++) {
+        model_step(&seed);
+        assert_int_equal(model_sealed, kvs_index_count(blocks, KVS_SEALED));
+        assert_int_equal(kvs_pool_used(pool), model_sealed * KVS_POOL_GRAIN_BYTES);
+    }
+    for (uint32_t n = 1; n <= MODEL_KEYS; n++) {
+        for (; model[n].pins > 0; model[n].pins--) {
+            kvs_index_unpin(blocks, find(n));
+        }
+        for (; model[n].leases > 0; model[n].leases--) {
+            kvs_index_unlease(blocks, find(n));
+        }
+    }
+    evict_to(0);
+    assert_int_equal(model_sealed, 0);
+}
+
 static void parents_that_go_round_in_circles_are_evicted_all_the_same(void **state)
 {
     (void)state;
@@ -252,13 +447,13 @@ static void a_lease_is_its_owners_and_ends_once(void **state)
 static void the_failure_of_each_allocation_is_survived(void **state)
 {
     (void)state;
-    for (uint64_t n = 1; n <= 5; n++) {
+    for (uint64_t n = 1; n <= 6; n++) {
         const kvs_index_options_t options = {BLOCKS, memory, pool};
         kvs_index_t *other = NULL;
         as_mem_fail_nth(n);
         as_status_t status = kvs_index_alloc(&options, &other);
         as_mem_fail_nth(0);
-        assert_int_equal(status, n <= 4 ? AS_ERR_NO_MEMORY : AS_OK);
+        assert_int_equal(status, n <= 5 ? AS_ERR_NO_MEMORY : AS_OK);
         kvs_index_free(other);
     }
 }
@@ -276,6 +471,11 @@ int main(void)
         TEST(a_child_put_before_its_parent_still_goes_first),
         TEST(what_was_used_outlives_what_was_not),
         TEST(held_blocks_are_passed_over),
+        TEST(a_held_end_of_a_chain_keeps_all_of_it_and_nothing_else),
+        TEST(a_used_end_of_a_cold_chain_does_not_hold_up_eviction),
+        TEST(what_comes_back_after_its_eviction_is_for_the_main_queue),
+        TEST(a_scan_does_not_flush_a_chain_that_is_used),
+        TEST(eviction_keeps_its_rules_under_random_use),
         TEST(parents_that_go_round_in_circles_are_evicted_all_the_same),
         TEST(a_lease_is_its_owners_and_ends_once),
         TEST(the_failure_of_each_allocation_is_survived),
