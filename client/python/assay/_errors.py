@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong, with the library's own text. A miss is no error."""
+from __future__ import annotations
+
+from . import _library as lib
+
+
+class AssayError(Exception):
+    """Of all errors of this package. `result` is the library's number for it."""
+
+    result = lib.FAILED
+
+
+class Invalid(AssayError, ValueError):
+    """An argument is wrong; the text says which and what to do."""
+
+    result = lib.INVALID
+
+
+class Busy(AssayError):
+    """As many operations are in flight as in_flight_max allows, or the store is full: wait for one, and try again."""
+
+    result = lib.BUSY
+
+
+class Timeout(AssayError, TimeoutError):
+    """Not done by its deadline."""
+
+    result = lib.TIMEOUT
+
+
+class Unreachable(AssayError, ConnectionError):
+    """No scheduler or no store node answers."""
+
+    result = lib.UNREACHABLE
+
+
+class Failed(AssayError):
+    """Anything else."""
+
+
+_BY_RESULT = {one.result: one for one in (Invalid, Busy, Timeout, Unreachable)}
+
+
+def error_of(result: int, text: str) -> AssayError:
+    error = _BY_RESULT.get(result, Failed)(text)
+    error.result = result
+    return error
