@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three stores, each on a host of its own behind a network that is cut, and machines that die and return, under load.
+
+The network is in network namespaces on this machine, joined by the bridge (tests/tools). Reads are never wrong and end by
+their deadline, whatever is gone; what is there again is used again.
+"""
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness import BIN, END_SECONDS, Process, wait_until
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tools"))
+import netns  # noqa: E402
+
+MISSING = netns.missing()
+pytestmark = pytest.mark.skipif(MISSING is not None, reason=f"skipped: {MISSING}")
+DEADLINE_MS = 1500
+# The loop may be late by a turn, and the machine by what other processes take of it.
+LATE_MS = 500
+TCP = {"UCX_TLS": "tcp"}  # or the hosts would find each other in the memory of this machine
+
+
+class HostProcess(Process):
+    """A daemon on a host of the network."""
+
+    def __init__(self, host, program, arguments, log):
+        self.program, self.log_path, self.expected_end = program, log, [0]
+        self.log = open(log, "wb")
+        self.child = subprocess.Popen([*host.run_in, os.path.join(BIN, program), *arguments], stdout=subprocess.PIPE, stderr=self.log,
+                                      env={**os.environ, **TCP})
+        self.pid = self.child.pid
+
+
+class Load:
+    """tests/tools/load.c on a host; `counts` are the latest that it has printed."""
+
+    def __init__(self, host, scheduler):
+        self.child = subprocess.Popen([*host.run_in, os.path.join(BIN, "load"), scheduler, str(DEADLINE_MS), "1"],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **TCP})
+        self.rest, self.counts = b"", None
+
+    def read(self, seconds=0.0):
+        while select.select([self.child.stdout], [], [], seconds)[0]:
+            more = os.read(self.child.stdout.fileno(), 65536)
+            if not more:
+                return
+            *lines, self.rest = (self.rest + more).split(b"\n")
+            if lines:
+                self.counts = json.loads(lines[-1])
+            seconds = 0.0
+
+    def wait(self, condition, seconds, what):
+        """Until `condition` of the counts holds."""
+        deadline = time.monotonic() + seconds
+        while self.counts is None or not condition(self.counts):
+            assert self.child.poll() is None and time.monotonic() < deadline, f"not in time: {what}: {self.counts}"
+            self.read(0.2)
+
+    def goes_on(self, reads=50):
+        """So many more reads have ended."""
+        self.read()
+        want = (self.counts["reads"] if self.counts else 0) + reads
+        self.wait(lambda counts: counts["reads"] >= want, 60, f"{reads} more reads")
+
+    def end(self):
+        self.child.stdin.close()
+        while self.child.poll() is None:
+            self.read(END_SECONDS)
+        self.read()
+        self.child.stdout.close()
+        return self.counts
+
+
+class World:
+    """Host 0 has the scheduler and the load, hosts 1 to 3 a store each."""
+
+    def __init__(self, network, folder):
+        self.network, self.folder, self.all, self.load, self.stores = network, folder, [], None, {}
+        self.hub = network.hosts[0]
+        self.scheduler = self.launch(0, "assay-scheduler", "--heartbeat-ms=200", "--suspect-ms=600", "--dead-ms=1500",
+                                     f"--listen={self.hub.address}:0", "--http=127.0.0.1:0").wait_ready().address["rpc"]
+
+    def launch(self, number, program, *arguments):
+        log = os.path.join(self.folder, f"{program}-{len(self.all)}.log")
+        self.all.append(HostProcess(self.network.hosts[number], program, arguments, log))
+        return self.all[-1]
+
+    def start_store(self, number):
+        host = self.network.hosts[number]
+        self.stores[number] = self.launch(number, "assay-kvstore", f"--scheduler={self.scheduler}", "--ram=64MiB",
+                                          f"--data-address={host.address}:0", f"--rpc-address={host.address}:0",
+                                          "--http-address=127.0.0.1:0").wait_ready()
+
+    def node(self, number):
+        """What the scheduler knows of the store that runs there now; None: nothing."""
+        done = subprocess.run([*self.hub.run_in, os.path.join(BIN, "assay"), "stat", "--json", f"--scheduler={self.scheduler}"],
+                              capture_output=True, timeout=END_SECONDS)
+        nodes = json.loads(done.stdout)["nodes"] if done.returncode == 0 else []
+        return next((node for node in nodes if node["data_address"] == self.stores[number].address["data"]), None)
+
+    def state(self, number):
+        node = self.node(number)
+        return node["state"] if node else None
+
+    def serves(self, number, hits=0):
+        node = self.node(number)
+        return node is not None and node["state"] == "alive" and node["store"] is not None and node["store"]["hits"] > hits
+
+    def end(self):
+        counts = self.load.end() if self.load else None
+        for process in reversed(self.all):
+            process.end()
+        return counts
+
+
+@pytest.fixture
+def world(tmp_path):
+    with netns.Network(4) as network:
+        running = World(network, tmp_path)
+        try:
+            for number in (1, 2, 3):
+                running.start_store(number)
+            running.load = Load(running.hub, running.scheduler)
+            running.load.goes_on()
+            for number in (1, 2, 3):
+                wait_until(lambda number=number: running.serves(number), 60, f"store {number} has been read from")
+            yield running
+        finally:
+            running.end()
+            for process in running.all:
+                process.check()
+
+
+def check(world):
+    """Ends the load: 99 of 100 reads took no longer than the deadline, and none much longer."""
+    counts, world.load = world.load.end(), None
+    assert counts["wrong"] == 0 and counts["hit_blocks"] > 0, counts
+    assert counts["longest_us"] <= (DEADLINE_MS + LATE_MS) * 1000, counts
+    assert counts["late"] <= 0.01 * counts["reads"], counts
+
+
+def test_a_store_behind_a_cut_link_costs_reads_no_more_than_their_deadline_and_is_used_again_when_it_heals(world):
+    hits = world.node(1)["store"]["hits"]
+    world.network.tell("cut", 0, 1)
+    world.load.goes_on()
+    wait_until(lambda: world.state(1) in ("dead", None), 60, "the scheduler misses the store")
+    world.load.goes_on(500)
+    assert world.state(2) == world.state(3) == "alive"
+    world.network.tell("heal", 0, 1)
+    wait_until(lambda: world.serves(1, hits), 60, "the store is read from again")
+    check(world)
+
+
+def test_a_store_that_dies_and_returns_costs_reads_no_more_than_their_deadline_and_is_used_again(world):
+    world.stores[2].kill()
+    world.load.goes_on()
+    wait_until(lambda: world.state(2) in ("dead", None), 60, "the scheduler misses the store")
+    world.load.goes_on(500)
+    world.start_store(2)
+    wait_until(lambda: world.serves(2), 60, "the new store is read from")
+    check(world)
+
+
+def test_a_network_that_loses_and_reorders_packets_makes_no_read_wrong(world):
+    for number in (1, 2, 3):
+        world.network.tell("delay", 0, number, 500)
+        world.network.tell("loss", 0, number, 5000)
+        world.network.tell("reorder", 0, number, 20000)
+    world.load.goes_on(500)
+    counts, world.load = world.load.end(), None
+    assert counts["wrong"] == 0 and counts["longest_us"] <= (DEADLINE_MS + LATE_MS) * 1000, counts
