@@ -176,6 +176,7 @@ static void take_stat(assay_t *assay, const Assay__StatReply *reply)
         }
     }
     set_stores(assay);
+    assay_client_set_replicas(assay->client, reply->replicas);
 }
 
 void assay_take_nodes(assay_t *assay, const Assay__RouteReply *reply)

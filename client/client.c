@@ -13,6 +13,12 @@
     {                                                                                              \
         .name = "assay_client_" metric, .help = text, .type = AS_METRIC_COUNTER                    \
     }
+#define FALLBACKS(cause)                                                                           \
+    {                                                                                              \
+        .name = "assay_client_fallback_blocks_total",                                              \
+        .help = "Blocks that were asked of the next copy, by what was wrong with the one before",  \
+        .type = AS_METRIC_COUNTER, .label = "cause=\"" cause "\""                                  \
+    }
 #define TIMES(metric, text)                                                                        \
     {                                                                                              \
         .name = "assay_client_" metric, .help = text, .type = AS_METRIC_HISTOGRAM                  \
@@ -31,11 +37,20 @@ as_metric_t assay_metrics[ASSAY_METRIC_COUNT] = {
         COUNTER("leases_expired_total", "Reads that took longer than their lease"),
     [ASSAY_METRIC_HOLES] = COUNTER("holes_total", "Fetches that ended before their last block"),
     [ASSAY_METRIC_LINKS_LOST] = COUNTER("stores_lost_total", "Connections to stores that failed"),
+    [ASSAY_METRIC_FALLBACKS_MISSING] = FALLBACKS("missing"),
+    [ASSAY_METRIC_FALLBACKS_CHECKSUM] = FALLBACKS("checksum"),
+    [ASSAY_METRIC_FALLBACKS_LEASE] = FALLBACKS("lease"),
+    [ASSAY_METRIC_FALLBACKS_STORE] = FALLBACKS("store"),
+    [ASSAY_METRIC_RESCUED] =
+        COUNTER("rescued_blocks_total", "Blocks that another copy gave when the first could not"),
     [ASSAY_METRIC_PUT_BLOCKS] = COUNTER("put_blocks_total", "Blocks that were stored"),
     [ASSAY_METRIC_PUT_EXISTS] = COUNTER("put_exists_total", "Blocks that were there already"),
     [ASSAY_METRIC_PUT_FAILURES] = COUNTER("put_failures_total", "Blocks that could not be stored"),
     [ASSAY_METRIC_PUT_CONFLICTS] =
         COUNTER("put_conflicts_total", "Blocks that a store has with other bytes"),
+    [ASSAY_METRIC_PUT_COPIES] = COUNTER("put_copies_total", "Copies of blocks that were stored"),
+    [ASSAY_METRIC_PUT_DEGRADED] =
+        COUNTER("put_degraded_total", "Blocks stored in fewer copies than were asked for"),
     [ASSAY_METRIC_FETCH_US] = TIMES("fetch_us", "From the start of a fetch to its end"),
     [ASSAY_METRIC_PUT_US] = TIMES("put_us", "From the start of a put to its end"),
 };
@@ -102,6 +117,7 @@ as_status_t assay_client_alloc(const assay_client_options_t *options, assay_clie
     }
     client->magic = ASSAY_CLIENT_MAGIC;
     client->options = *options;
+    client->replicas = 1;
     as_metric_register(assay_metrics, ASSAY_METRIC_COUNT);
     if (getrandom(client->instance_id, sizeof(client->instance_id), 0) !=
         sizeof(client->instance_id)) {
@@ -198,4 +214,11 @@ void assay_client_set_stores(assay_client_t *client, const assay_store_t *stores
 uint32_t assay_client_store_count(const assay_client_t *client)
 {
     return client->store_count;
+}
+
+void assay_client_set_replicas(assay_client_t *client, uint32_t replicas)
+{
+    AS_ASSERT(client->magic == ASSAY_CLIENT_MAGIC);
+    replicas = replicas > 0 ? replicas : 1; // 0: a scheduler that knows of none
+    client->replicas = replicas < ASSAY_REPLICAS_MAX ? replicas : ASSAY_REPLICAS_MAX;
 }

@@ -13,6 +13,7 @@
 #include "common/net.h"
 
 #define ASSAY_STORES_MAX        64u
+#define ASSAY_REPLICAS_MAX      8u // copies of a block, at most
 #define ASSAY_ADDRESS_BYTES_MAX 64u
 
 typedef struct assay_client assay_client_t;
@@ -50,17 +51,25 @@ void assay_client_free(assay_client_t *client);
 // flight go on.
 void assay_client_set_stores(assay_client_t *client, const assay_store_t *stores, uint32_t count);
 uint32_t assay_client_store_count(const assay_client_t *client);
+// How many copies of a block the cluster keeps, as the scheduler tells: 1 until it is told, at most
+// ASSAY_REPLICAS_MAX.
+void assay_client_set_replicas(assay_client_t *client, uint32_t replicas);
 
 // Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when
 // there are no stores.
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key);
+// The best `max` nodes for that run, best first; returns how many there are. The first R of them
+// hold its R copies.
+uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,
+                           uint64_t *node_ids, uint32_t max);
 
 typedef struct assay_fetch_args {
     as_shape_t shape;
-    const as_key_t *keys;     // blocks of one chain, ascending; copied
-    const uint64_t *node_ids; // who holds each block (from Route), 0 = by placement of its run;
-                              // NULL = all 0; copied
-    uint32_t first_block;     // index in its chain of keys[0]: runs are aligned to the chain
+    const as_key_t *keys; // blocks of one chain, ascending; copied
+    // Who holds each block (from Route), 0 = by placement of its run; NULL = all 0; copied. A block
+    // that cannot be had there is asked of the nodes of its other copies.
+    const uint64_t *node_ids;
+    uint32_t first_block; // index in its chain of keys[0]: runs are aligned to the chain
     uint32_t block_count;
     uint64_t deadline_us; // from now
     // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch)
@@ -119,8 +128,14 @@ typedef struct assay_put_args {
     // AS_OK and AS_ERR_EXISTS say that a power cut can no longer lose it. AS_ERR_BUSY: also that
     // another writer is at it.
     bool durable;
+    uint32_t replicas; // copies; 0: as many as the cluster keeps
+    // Not NULL: how many copies there are, written before on_done. Fewer than asked for: the put is
+    // degraded, which is not an error.
+    uint32_t *copies_p;
     uint64_t deadline_us;
-    // AS_OK or AS_ERR_EXISTS: the block is at node_id. AS_ERR_CONFLICT: the store has other bytes.
+    // AS_OK (at least one copy was written) or AS_ERR_EXISTS (they were there): the block is at
+    // node_id, the best of its nodes. AS_ERR_CONFLICT: a store has other bytes. Else what the best
+    // of them failed with.
     void (*on_done)(void *ctx, as_status_t status, uint64_t node_id);
     void *ctx;
 } assay_put_args_t;

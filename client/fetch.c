@@ -4,10 +4,12 @@
 //
 //   LOCATING -> READING -> ENDING -> ENDED
 //
-//   LOCATING  every store is asked (locate.c); ends when all have answered or their time is over.
+//   LOCATING  every store is asked (locate.c); ends when all have answered or their time is over,
+//             and no other store is left that may have what they lack.
 //   READING   extents arrive (read.c). A layer is handed out when all its extents are here and
-//             every layer before it has been. An extent that cannot be had makes its block a hole:
-//             the limit sinks to that block.
+//             every layer before it has been. A block of which an extent cannot be had is asked of
+//             the next store that may have it (locate.c), where its other extents go on. When
+//             there is none, it is a hole: the limit sinks to that block.
 //   ENDING    what on_done will say is decided; bytes may still arrive in the buffer, so on_done
 //             waits for those.
 //   ENDED     on_done was called; waits for callbacks of the network that refer to the fetch but
@@ -77,19 +79,25 @@ static as_status_t fill(assay_fetch_t *fetch, const assay_fetch_args_t *args)
 {
     uint32_t layers = fetch->locate_only ? 0 : args->shape.layers;
     size_t blocks = args->block_count;
-    size_t bytes = blocks * (sizeof(assay_block_t) + sizeof(as_key_t) + layers * sizeof(uint32_t)) +
-                   layers * (sizeof(uint32_t) + sizeof(bool));
+    fetch->candidates_max = assay_candidates_max(fetch->client);
+    size_t each = sizeof(assay_block_t) + sizeof(as_key_t) +
+                  fetch->candidates_max * sizeof(uint64_t) +
+                  layers * (sizeof(uint32_t) + sizeof(bool));
+    size_t bytes = blocks * each + layers * (sizeof(uint32_t) + sizeof(bool));
     fetch->arena = as_mem_zalloc(1, bytes);
     if (!fetch->arena) {
         return AS_ERR_NO_MEMORY;
     }
     fetch->blocks = fetch->arena;
-    fetch->keys = (as_key_t *)(void *)(fetch->blocks + blocks);
+    fetch->candidates = (uint64_t *)(void *)(fetch->blocks + blocks);
+    fetch->keys = (as_key_t *)(void *)(fetch->candidates + blocks * fetch->candidates_max);
     fetch->crcs = (uint32_t *)(void *)(fetch->keys + blocks);
     fetch->layers = fetch->crcs + blocks * layers;
     fetch->released = (bool *)(void *)(fetch->layers + layers);
+    fetch->here = fetch->released + layers;
     memcpy(fetch->keys, args->keys, blocks * sizeof(as_key_t));
-    return assay_locate_plan(fetch, args->node_ids);
+    assay_candidates_list(fetch, args->node_ids);
+    return assay_locate_plan(fetch);
 }
 
 static void fetch_free(assay_fetch_t *fetch)
@@ -97,10 +105,11 @@ static void fetch_free(assay_fetch_t *fetch)
     assay_client_t *client = fetch->client;
     as_loop_unpost(client->options.loop, &fetch->pump);
     as_timer_free(fetch->timer);
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        assay_link_put(fetch->parts[i].link);
+    for (assay_part_t *part = fetch->parts, *next; part; part = next) {
+        next = part->next;
+        assay_link_put(part->link);
+        as_mem_free(part);
     }
-    as_mem_free(fetch->parts);
     as_mem_free(fetch->arena);
     as_mem_free(fetch);
 }
@@ -204,20 +213,22 @@ static uint32_t count_located(assay_fetch_t *fetch)
     return count;
 }
 
-void assay_fetch_located(assay_fetch_t *fetch)
+static void located(assay_fetch_t *fetch)
 {
     uint32_t count = count_located(fetch);
     as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_HITS], count);
     as_metric_add(&assay_metrics[ASSAY_METRIC_LOCATED_MISSES], fetch->args.block_count - count);
     fetch->state = FETCH_READING;
     fetch->limit = fetch->args.statuses ? fetch->args.block_count : count;
+    for (uint32_t b = 0; b < fetch->args.block_count; b++) {
+        fetch->blocks[b].is_hole = !fetch->blocks[b].part;
+    }
     fetch->missing = (uint64_t)count * assay_fetch_layers(fetch);
     for (uint32_t layer = fetch->layer_first; layer < fetch->layer_end; layer++) {
         fetch->layers[layer] = count;
     }
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        fetch->parts[i].layer = fetch->layer_first;
-        fetch->parts[i].progress_us = assay_now_us(fetch->client);
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        part->progress_us = assay_now_us(fetch->client);
     }
     fetch->calling = true;
     fetch->args.on_located(fetch->args.ctx, count);
@@ -234,20 +245,32 @@ void assay_fetch_located(assay_fetch_t *fetch)
     as_loop_post(fetch->client->options.loop, &fetch->pump);
 }
 
+void assay_fetch_answered(assay_fetch_t *fetch)
+{
+    assay_locate_again(fetch);
+    if (fetch->parts_open == 0) {
+        located(fetch);
+    }
+}
+
 // ---- arrivals and holes
 
 void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer)
 {
+    bool *here = &fetch->here[(size_t)block * fetch->args.shape.layers + layer];
+    AS_ASSERT(!*here);
+    *here = true;
     fetch->bytes += fetch->extent_bytes;
     as_metric_add(&assay_metrics[ASSAY_METRIC_FETCHED_BYTES], (int64_t)fetch->extent_bytes);
-    fetch->blocks[block].arrived++;
+    bool whole = ++fetch->blocks[block].arrived == assay_fetch_layers(fetch);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_RESCUED], whole && fetch->blocks[block].tries > 1);
     AS_ASSERT(fetch->layers[layer] > 0);
     fetch->layers[layer]--;
-    if (block >= fetch->limit || !fetch->blocks[block].part) {
-        return; // a hole by now
+    if (block >= fetch->limit || fetch->blocks[block].is_hole) {
+        return;
     }
     fetch->missing--;
-    if (fetch->args.statuses && fetch->blocks[block].arrived == assay_fetch_layers(fetch)) {
+    if (fetch->args.statuses && whole) {
         fetch->args.statuses[block] = AS_OK;
     }
 }
@@ -255,11 +278,26 @@ void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer)
 // Of a fetch whose blocks count each for itself: this one is not to be had, the others go on.
 static void leave_out(assay_fetch_t *fetch, uint32_t block, as_status_t status)
 {
-    if (fetch->blocks[block].part) {
+    if (!fetch->blocks[block].is_hole) {
         fetch->args.statuses[block] = status;
         fetch->missing -= assay_fetch_layers(fetch) - fetch->blocks[block].arrived;
+        fetch->blocks[block].is_hole = true;
         fetch->blocks[block].part = NULL;
     }
+}
+
+void assay_fetch_lost(assay_part_t *part, uint32_t block, as_status_t status)
+{
+    assay_fetch_t *fetch = part->fetch;
+    assay_block_t *lost = &fetch->blocks[block];
+    if (fetch->state != FETCH_READING || block >= fetch->limit || lost->part != part) {
+        return;
+    }
+    lost->part = NULL;
+    lost->lost = true;
+    lost->status = status;
+    fetch->seeking = true;
+    as_loop_post(fetch->client->options.loop, &fetch->pump);
 }
 
 void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status)
@@ -312,7 +350,7 @@ void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer)
 static void note_unfinished(assay_fetch_t *fetch, as_status_t status)
 {
     for (uint32_t b = 0; b < fetch->args.block_count; b++) {
-        if (fetch->state == FETCH_LOCATING || fetch->blocks[b].part) {
+        if (!fetch->blocks[b].is_hole) {
             as_status_t *own = &fetch->args.statuses[b];
             *own = *own == AS_OK ? AS_OK : status;
         }
@@ -324,7 +362,7 @@ void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
     if (fetch->state >= FETCH_ENDING) {
         return;
     }
-    assay_locate_give_up(fetch);
+    assay_locate_give_up(fetch, UINT64_MAX);
     if (fetch->args.statuses && status != AS_OK) {
         note_unfinished(fetch, status);
     }
@@ -395,7 +433,10 @@ static void on_pump(void *ctx)
 {
     assay_fetch_t *fetch = ctx;
     if (fetch->state == FETCH_LOCATING && fetch->parts_open == 0) {
-        assay_fetch_located(fetch);
+        assay_fetch_answered(fetch);
+    }
+    if (fetch->state == FETCH_READING && fetch->seeking) {
+        assay_locate_again(fetch);
     }
     if (fetch->state == FETCH_READING) {
         assay_read_pump(fetch);
@@ -447,13 +488,18 @@ static void on_timer(void *ctx)
     uint64_t until_us = fetch->deadline_us;
     if (fetch->state == FETCH_LOCATING) {
         if (now_us >= fetch->locate_until_us) {
-            assay_locate_give_up(fetch);
-            assay_fetch_located(fetch);
-            return;
+            assay_locate_give_up(fetch, now_us);
+            assay_fetch_answered(fetch);
+            if (fetch->state != FETCH_LOCATING) {
+                return;
+            }
         }
         until_us = fetch->locate_until_us < until_us ? fetch->locate_until_us : until_us;
     } else if (fetch->state == FETCH_READING) {
         assay_read_check_stalls(fetch, now_us);
+        uint64_t patience_us = fetch->client->options.connect_timeout_us;
+        assay_locate_give_up(fetch, now_us > patience_us ? now_us - patience_us : 0);
+        as_loop_post(fetch->client->options.loop, &fetch->pump);
         uint64_t next_us = now_us + fetch->client->options.stall_timeout_us / 4 + 1;
         until_us = next_us < until_us ? next_us : until_us;
     }

@@ -3,8 +3,8 @@
 //
 // A link is the connection to one store. A call is one question on a link, from when it is
 // submitted until its answer or failure. A fetch is made of parts (what one LOCATE asks of one
-// store) and, once located, of reads (extents asked for or arriving). A put is two calls and a
-// write.
+// store) and, once located, of reads (extents asked for or arriving). A put is made of copies, each
+// of two calls and a write.
 #ifndef ASSAY_INTERNAL_H
 #define ASSAY_INTERNAL_H
 
@@ -31,10 +31,17 @@ typedef enum assay_metric {
     ASSAY_METRIC_LEASES_EXPIRED,
     ASSAY_METRIC_HOLES,
     ASSAY_METRIC_LINKS_LOST,
+    ASSAY_METRIC_FALLBACKS_MISSING,
+    ASSAY_METRIC_FALLBACKS_CHECKSUM,
+    ASSAY_METRIC_FALLBACKS_LEASE,
+    ASSAY_METRIC_FALLBACKS_STORE,
+    ASSAY_METRIC_RESCUED,
     ASSAY_METRIC_PUT_BLOCKS,
     ASSAY_METRIC_PUT_EXISTS,
     ASSAY_METRIC_PUT_FAILURES,
     ASSAY_METRIC_PUT_CONFLICTS,
+    ASSAY_METRIC_PUT_COPIES,
+    ASSAY_METRIC_PUT_DEGRADED,
     ASSAY_METRIC_FETCH_US,
     ASSAY_METRIC_PUT_US,
     ASSAY_METRIC_COUNT
@@ -116,13 +123,15 @@ void assay_handlers_init(assay_client_t *client, as_net_handlers_t *handlers_p);
 // What one LOCATE asks of one store.
 typedef struct assay_part {
     assay_fetch_t *fetch;
+    struct assay_part *next; // of the fetch, in the order they were made
     assay_link_t *link;
     uint32_t *blocks; // of the fetch, ascending; position = index of the LOCATE
     as_key_t *keys;
     uint32_t count;
-    assay_call_t *call; // while it is asked
-    bool answered;      // or failed
-    uint64_t epoch;     // of the link, when it was asked
+    assay_call_t *call;   // while it is asked
+    bool begun, answered; // answered: or failed
+    uint64_t begun_us;
+    uint64_t epoch; // of the link, when it was asked
     uint64_t asked_us;
     uint8_t *answer; // of an answer that did not come with its message
     as_wire_located_t located;
@@ -150,11 +159,22 @@ typedef struct assay_read {
 
 typedef enum fetch_state { FETCH_LOCATING, FETCH_READING, FETCH_ENDING, FETCH_ENDED } fetch_state_t;
 
+typedef enum ask_state { ASK_NOT, ASK_UNDER_WAY, ASK_DONE } ask_state_t;
+
 typedef struct assay_block {
     assay_part_t *part; // who has it; NULL: nobody
     uint32_t position;  // in the part
     uint32_t arrived;   // layers
     uint64_t address;
+    uint32_t asked; // parts that ask for it
+    uint32_t reads; // under way
+    // who may have it (candidates.c)
+    uint8_t candidates, sure, tries; // there are; are asked in any case; were asked
+    bool placed;                     // the node of its run is known
+    bool lost;                       // a store failed that may have it
+    bool is_hole;                    // it is not to be had; known once all is located
+    ask_state_t everywhere;          // the question to every store
+    as_status_t status;              // why it could not be had
 } assay_block_t;
 
 struct assay_fetch {
@@ -170,9 +190,13 @@ struct assay_fetch {
     void *arena;
     as_key_t *keys;
     assay_block_t *blocks;
-    assay_part_t *parts;
-    uint32_t part_count, parts_open;
+    uint64_t *candidates; // [block][candidates_max]: the nodes that may have it, in order
+    uint32_t candidates_max;
+    assay_part_t *parts, *last_part;
+    uint32_t parts_open;
+    bool seeking;     // some block is to be asked of its next candidate
     uint32_t *crcs;   // [block][layer]
+    bool *here;       // [block][layer]: arrived, checked
     uint32_t *layers; // [layer]: extents that have not arrived
     bool *released;   // [layer]
     uint32_t limit;   // blocks before it are fetched; a hole lowers it
@@ -191,15 +215,28 @@ struct assay_fetch {
     uint32_t hole;
 };
 
+// candidates.c
+extern assay_link_t assay_everyone;                          // no link: stands for all of them
+uint32_t assay_candidates_max(const assay_client_t *client); // of one block
+void assay_candidates_list(assay_fetch_t *fetch, const uint64_t *node_ids);
+// Who is to be asked next; NULL: there is nobody (any more).
+assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block);
+// This node has the block: whether it is the one to read it from.
+bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id);
+
 // locate.c
-as_status_t assay_locate_plan(assay_fetch_t *fetch,
-                              const uint64_t *node_ids) AS_MUST_USE; // makes the parts
+as_status_t assay_locate_plan(assay_fetch_t *fetch) AS_MUST_USE; // makes the parts
 void assay_locate_start(assay_fetch_t *fetch);
-void assay_locate_give_up(assay_fetch_t *fetch); // what has not answered has no block
-void assay_locate_release(assay_fetch_t *fetch); // gives the leases back
+// Asks the next candidate of each block that nobody has and nobody is asked for; what has none left
+// is a hole, once the fetch is reading.
+void assay_locate_again(assay_fetch_t *fetch);
+void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us); // what was asked until then
+void assay_locate_release(assay_fetch_t *fetch);                    // gives the leases back
 
 // fetch.c
-void assay_fetch_located(assay_fetch_t *fetch); // every part has answered
+void assay_fetch_answered(assay_fetch_t *fetch); // every part has answered
+// The part that has the block cannot give it: its next candidate is asked, or it is a hole.
+void assay_fetch_lost(assay_part_t *part, uint32_t block, as_status_t status);
 void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer);
 void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status);
 void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole);
@@ -227,6 +264,7 @@ struct assay_client {
     as_net_t *net;
     assay_store_t stores[ASSAY_STORES_MAX];
     uint32_t store_count;
+    uint32_t replicas;
     assay_link_t *links;
     assay_call_t *calls, *calls_unused; // CALLS_MAX
     as_pool_t *reads;

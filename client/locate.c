@@ -2,10 +2,9 @@
 // Locating: every store that may hold blocks of the chain is asked at once, and what it leases is
 // noted.
 //
-// A block is asked of the node that the caller names, else of the node where its run is placed.
-// Where the fetch begins inside a run, the key that places the run is not known: those few blocks
-// are asked of every store, and the first that has one serves it. So are keys that need be no
-// chain. What a store says is bounded and compared with the shape before it is believed.
+// A block is asked of its candidates (candidates.c), one after the other: of the next one when the
+// one before does not have it, cannot be reached or, later, fails to give it. Each round asks all
+// stores at once. What a store says is bounded and compared with the shape before it is believed.
 //
 // The lease counts from when the question was sent, so by our clock it ends before it ends at the
 // store.
@@ -17,92 +16,86 @@
 
 // ---- planning
 
-// Who is asked for block i: a link, or NULL for all.
-static assay_link_t *target_of(const assay_fetch_t *fetch, const uint64_t *node_ids, uint32_t i)
+// A part for `link`, without blocks yet.
+static as_status_t part_make(assay_fetch_t *fetch, assay_link_t *link)
 {
-    const assay_client_t *client = fetch->client;
-    assay_link_t *link = node_ids && node_ids[i] != 0 ? assay_link_find(client, node_ids[i]) : NULL;
-    uint32_t in_run = (uint32_t)((fetch->args.first_block + (uint64_t)i) % AS_RUN_BLOCKS);
-    if (!link && in_run <= i && !fetch->args.statuses) {
-        link = assay_link_find(client, assay_client_place(client, &fetch->keys[i - in_run]));
-    }
-    return link;
-}
-
-// Lists for one store what it is asked, in parts of at most AS_WIRE_KEYS_MAX. Without parts it only
-// counts.
-static uint32_t list_for(assay_fetch_t *fetch, assay_link_t *const *targets, assay_link_t *link,
-                         assay_part_t *parts, uint32_t *total)
-{
-    uint32_t part_count = 0, in_part = AS_WIRE_KEYS_MAX;
-    for (uint32_t i = 0; i < fetch->args.block_count; i++) {
-        if (targets[i] && targets[i] != link) {
-            continue;
-        }
-        if (in_part == AS_WIRE_KEYS_MAX) {
-            in_part = 0;
-            part_count++;
-        }
-        if (parts) {
-            assay_part_t *part = &parts[part_count - 1];
-            part->fetch = fetch;
-            part->link = link;
-            part->blocks[in_part] = i;
-            part->keys[in_part] = fetch->keys[i];
-            part->count = in_part + 1;
-        }
-        in_part++;
-        (*total)++;
-    }
-    return part_count;
-}
-
-static as_status_t make_parts(assay_fetch_t *fetch, assay_link_t *const *targets)
-{
-    assay_client_t *client = fetch->client;
-    uint32_t part_count = 0, total = 0;
-    for (assay_link_t *link = client->links; link; link = link->next) {
-        part_count += link->member ? list_for(fetch, targets, link, NULL, &total) : 0;
-    }
-    if (part_count == 0) {
-        return AS_OK;
-    }
-    size_t each = sizeof(assay_part_t) + AS_WIRE_KEYS_MAX * (sizeof(as_key_t) + sizeof(uint32_t));
-    fetch->parts = as_mem_zalloc(part_count, each);
-    if (!fetch->parts) {
+    size_t bytes = sizeof(assay_part_t) + AS_WIRE_KEYS_MAX * (sizeof(as_key_t) + sizeof(uint32_t));
+    assay_part_t *part = as_mem_zalloc(1, bytes);
+    if (!part) {
         return AS_ERR_NO_MEMORY;
     }
-    as_key_t *keys = (as_key_t *)(void *)(fetch->parts + part_count);
-    uint32_t *blocks = (uint32_t *)(void *)(keys + (size_t)part_count * AS_WIRE_KEYS_MAX);
-    for (uint32_t i = 0; i < part_count; i++) {
-        fetch->parts[i].keys = keys + (size_t)i * AS_WIRE_KEYS_MAX;
-        fetch->parts[i].blocks = blocks + (size_t)i * AS_WIRE_KEYS_MAX;
+    part->fetch = fetch;
+    part->link = link;
+    part->layer = fetch->layer_first;
+    part->keys = (as_key_t *)(void *)(part + 1);
+    part->blocks = (uint32_t *)(void *)(part->keys + AS_WIRE_KEYS_MAX);
+    assay_link_get(link);
+    if (fetch->last_part) {
+        fetch->last_part->next = part;
+    } else {
+        fetch->parts = part;
     }
-    for (assay_link_t *link = client->links; link; link = link->next) {
-        uint32_t listed =
-            link->member ? list_for(fetch, targets, link, &fetch->parts[fetch->part_count], &total)
-                         : 0;
-        for (uint32_t i = 0; i < listed; i++) {
-            assay_link_get(link);
-        }
-        fetch->part_count += listed;
-    }
-    AS_ASSERT(fetch->part_count == part_count);
+    fetch->last_part = part;
     return AS_OK;
 }
 
-as_status_t assay_locate_plan(assay_fetch_t *fetch, const uint64_t *node_ids)
+// Lists for one store what it is asked, in parts of at most AS_WIRE_KEYS_MAX.
+static as_status_t list_for(assay_fetch_t *fetch, assay_link_t *const *targets, assay_link_t *link)
 {
+    uint32_t in_part = AS_WIRE_KEYS_MAX;
+    for (uint32_t i = 0; i < fetch->args.block_count; i++) {
+        if (targets[i] != link && targets[i] != &assay_everyone) {
+            continue;
+        }
+        if (in_part == AS_WIRE_KEYS_MAX) {
+            as_status_t status = part_make(fetch, link);
+            if (status != AS_OK) {
+                return status;
+            }
+            in_part = 0;
+        }
+        assay_part_t *part = fetch->last_part;
+        part->blocks[in_part] = i;
+        part->keys[in_part] = fetch->keys[i];
+        part->count = ++in_part;
+        fetch->blocks[i].asked++;
+    }
+    return AS_OK;
+}
+
+// Makes the parts that ask the next candidate of each block before `end` that nobody has and nobody
+// is asked for. *asked_p: there is one.
+static as_status_t plan(assay_fetch_t *fetch, uint32_t end, bool *asked_p)
+{
+    assay_client_t *client = fetch->client;
     assay_link_t **targets = as_mem_zalloc(fetch->args.block_count, sizeof(*targets));
     if (!targets) {
         return AS_ERR_NO_MEMORY;
     }
-    for (uint32_t i = 0; i < fetch->args.block_count; i++) {
-        targets[i] = target_of(fetch, node_ids, i);
+    *asked_p = false;
+    fetch->seeking = false;
+    for (uint32_t i = 0; i < end; i++) {
+        const assay_block_t *block = &fetch->blocks[i];
+        if (!block->part && !block->is_hole && block->asked == 0) {
+            // Bytes that its last store still sends must not fall on those of the next.
+            fetch->seeking |= block->reads > 0;
+            targets[i] = block->reads == 0 ? assay_candidates_next(fetch, i) : NULL;
+            *asked_p |= targets[i] != NULL;
+        }
     }
-    as_status_t status = make_parts(fetch, targets);
+    as_status_t status = AS_OK;
+    for (assay_link_t *link = client->links; *asked_p && link && status == AS_OK;
+         link = link->next) {
+        status = link->member ? list_for(fetch, targets, link) : AS_OK;
+    }
     as_mem_free(targets);
     return status;
+}
+
+as_status_t assay_locate_plan(assay_fetch_t *fetch)
+{
+    bool asked;
+    return plan(fetch, fetch->args.block_count, &asked);
 }
 
 // ---- asking
@@ -137,27 +130,72 @@ static as_status_t send_locate(assay_call_t *call)
     return status;
 }
 
-static void part_close(assay_part_t *part)
+// The answer is taken, or will not come.
+static void part_end(assay_part_t *part)
 {
     assay_fetch_t *fetch = part->fetch;
     AS_ASSERT(!part->answered && fetch->parts_open > 0);
     part->call = NULL;
     part->answered = true;
     fetch->parts_open--;
-    if (fetch->parts_open == 0 && fetch->state == FETCH_LOCATING) {
-        assay_fetch_located(fetch);
+    for (uint32_t i = 0; i < part->count; i++) {
+        assay_block_t *block = &fetch->blocks[part->blocks[i]];
+        if (--block->asked > 0) {
+            continue;
+        }
+        if (block->everywhere == ASK_UNDER_WAY) {
+            block->everywhere = ASK_DONE;
+        }
+        fetch->seeking |= !block->part;
+    }
+}
+
+static void part_close(assay_part_t *part)
+{
+    assay_fetch_t *fetch = part->fetch;
+    part_end(part);
+    if (fetch->state == FETCH_LOCATING && fetch->parts_open == 0) {
+        assay_fetch_answered(fetch);
+    } else if (fetch->state == FETCH_READING) {
+        as_loop_post(fetch->client->options.loop, &fetch->pump);
+    }
+}
+
+// The store is not to be asked: what it may have, another may have too.
+static void part_fail(assay_part_t *part, as_status_t status)
+{
+    assay_fetch_t *fetch = part->fetch;
+    AS_DEBUG("client", "not located at %s: %s", part->link->store.data_address,
+             as_status_str(status));
+    for (uint32_t i = 0; i < part->count; i++) {
+        assay_block_t *block = &fetch->blocks[part->blocks[i]];
+        block->lost = true;
+        block->status = status;
     }
 }
 
 static void on_part_failed(void *owner, as_status_t status)
 {
-    assay_part_t *part = owner;
-    AS_DEBUG("client", "not located at %s: %s", part->link->store.data_address,
-             as_status_str(status));
-    part_close(part);
+    part_fail(owner, status);
+    part_close(owner);
 }
 
 // ---- the answer
+
+// Whether a copy promises for the layers that came from another what that one did.
+static bool agrees(const assay_fetch_t *fetch, uint32_t block, const uint8_t *crcs)
+{
+    uint32_t layers = fetch->args.shape.layers;
+    const size_t first = (size_t)block * layers;
+    for (uint32_t layer = 0; fetch->blocks[block].arrived > 0 && layer < layers; layer++) {
+        if (fetch->here[first + layer] &&
+            memcmp(&fetch->crcs[first + layer], crcs + layer * sizeof(uint32_t),
+                   sizeof(uint32_t)) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
 
 // Notes a block that the store has; what does not fit the shape or the store's own memory is not
 // there.
@@ -167,7 +205,7 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
     assay_fetch_t *fetch = part->fetch;
     const as_shape_t *shape = &fetch->args.shape;
     assay_block_t *block = &fetch->blocks[part->blocks[position]];
-    if (place->status != AS_WIRE_OK || block->part) {
+    if (place->status != AS_WIRE_OK) {
         return;
     }
     if (!fetch->locate_only) {
@@ -184,8 +222,18 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
                     part->blocks[position], link->store.data_address);
             return;
         }
-        memcpy(&fetch->crcs[(size_t)part->blocks[position] * shape->layers],
-               crcs + (size_t)place->crc_first * sizeof(uint32_t),
+        crcs += (size_t)place->crc_first * sizeof(uint32_t);
+        if (!agrees(fetch, part->blocks[position], crcs)) {
+            AS_WARN("client", "block %u at %s has other checksums than its first copy: not used",
+                    part->blocks[position], link->store.data_address);
+            return;
+        }
+    }
+    if (!assay_candidates_take(fetch, part->blocks[position], part->link->store.node_id)) {
+        return;
+    }
+    if (!fetch->locate_only) {
+        memcpy(&fetch->crcs[(size_t)part->blocks[position] * shape->layers], crcs,
                shape->layers * sizeof(uint32_t));
     }
     block->part = part;
@@ -210,7 +258,9 @@ static void on_answer_here(void *ctx, as_status_t status)
     assay_fetch_t *fetch = part->fetch;
     fetch->ops--;
     if (!part->answered) { // else it came too late; its lease is given back at the end
-        if (status == AS_OK && fetch->state == FETCH_LOCATING) {
+        if (status != AS_OK) {
+            part_fail(part, status);
+        } else if (fetch->state < FETCH_ENDING) {
             take_answer(part, part->answer);
         }
         part_close(part);
@@ -235,7 +285,7 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
     if (located->key_count != part->count || located->crc_count > part->count * AS_LAYERS_MAX ||
         msg->data_bytes != bytes) {
         assay_link_t *link = part->link;
-        part_close(part);
+        on_part_failed(part, AS_ERR_PROTOCOL);
         assay_link_fail(link, AS_ERR_PROTOCOL);
         return;
     }
@@ -261,39 +311,67 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
 
 void assay_locate_start(assay_fetch_t *fetch)
 {
-    fetch->parts_open = fetch->part_count;
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        assay_part_t *part = &fetch->parts[i];
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (part->begun) {
+            continue;
+        }
+        part->begun = true;
+        part->begun_us = assay_now_us(fetch->client);
+        fetch->parts_open++;
         const assay_call_params_t params = {part, AS_WIRE_LOCATED, send_locate, on_located,
                                             on_part_failed};
-        if (assay_call_start(part->link, &params, &part->call) != AS_OK) {
-            part->call = NULL;
-            part->answered = true;
-            fetch->parts_open--;
+        as_status_t status = assay_call_start(part->link, &params, &part->call);
+        if (status != AS_OK) {
+            part_fail(part, status);
+            part_end(part);
         }
     }
 }
 
-void assay_locate_give_up(assay_fetch_t *fetch)
+// Blocks that nobody has and nobody is left to be asked for.
+static void find_holes(assay_fetch_t *fetch)
 {
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        assay_part_t *part = &fetch->parts[i];
-        if (part->answered) {
+    for (uint32_t i = 0; fetch->state == FETCH_READING && i < fetch->limit; i++) {
+        const assay_block_t *block = &fetch->blocks[i];
+        if (!block->part && !block->is_hole && block->asked == 0 && block->reads == 0) {
+            assay_fetch_hole(fetch, i, block->status != AS_OK ? block->status : AS_ERR_NOT_FOUND);
+        }
+    }
+}
+
+void assay_locate_again(assay_fetch_t *fetch)
+{
+    bool reading = fetch->state == FETCH_READING, asked = true;
+    as_status_t status = AS_OK;
+    // Once more where the next candidate cannot even be asked.
+    while (fetch->seeking && asked && status == AS_OK) {
+        status = plan(fetch, reading ? fetch->limit : fetch->args.block_count, &asked);
+        assay_locate_start(fetch);
+    }
+    if (reading) {
+        find_holes(fetch);
+    }
+    fetch->locate_until_us =
+        assay_now_us(fetch->client) + fetch->client->options.connect_timeout_us;
+}
+
+void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
+{
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (!part->begun || part->answered || part->begun_us > begun_us) {
             continue;
         }
         if (part->call) {
             assay_call_drop(part->call);
-            part->call = NULL;
         }
-        part->answered = true;
-        fetch->parts_open--;
+        part_fail(part, AS_ERR_DEADLINE);
+        part_end(part);
     }
 }
 
 void assay_locate_release(assay_fetch_t *fetch)
 {
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        assay_part_t *part = &fetch->parts[i];
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
         if (part->lease_id != 0 && assay_link_is(part->link, part->epoch)) {
             const as_wire_release_t release = {as_wire_head(AS_WIRE_RELEASE, 0), part->lease_id};
             as_status_t status =

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement: weighted rendezvous hashing of runs of blocks over the store nodes.
+// Placement: weighted rendezvous hashing of runs of blocks over the store nodes. The copies of a
+// run are at the nodes of the highest scores, and readers look for them in that order.
 //
 // Every client computes the same node from the same list, without asking anyone; when a node comes
 // or goes, only the runs that it wins or loses move. The weight of a node is its capacity: the
@@ -27,18 +28,34 @@ static double score(const assay_store_t *store, const as_key_t *run_key)
     return -weight / log(uniform);
 }
 
+uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,
+                           uint64_t *node_ids, uint32_t max)
+{
+    double scores[ASSAY_STORES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < client->store_count; i++) {
+        uint64_t id = client->stores[i].node_id;
+        double s = score(&client->stores[i], run_key);
+        uint32_t at = count;
+        while (at > 0 && (s > scores[at - 1] || (s == scores[at - 1] && id < node_ids[at - 1]))) {
+            at--;
+        }
+        if (at == max) {
+            continue;
+        }
+        count += count < max;
+        for (uint32_t j = count - 1; j > at; j--) {
+            scores[j] = scores[j - 1];
+            node_ids[j] = node_ids[j - 1];
+        }
+        scores[at] = s;
+        node_ids[at] = id;
+    }
+    return count;
+}
+
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key)
 {
     uint64_t best = 0;
-    double best_score = 0;
-    for (uint32_t i = 0; i < client->store_count; i++) {
-        double s = score(&client->stores[i], run_key);
-        bool wins =
-            best == 0 || s > best_score || (s == best_score && client->stores[i].node_id < best);
-        if (wins) {
-            best = client->stores[i].node_id;
-            best_score = s;
-        }
-    }
-    return best;
+    return assay_client_rank(client, run_key, &best, 1) == 1 ? best : 0;
 }

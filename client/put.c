@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Putting one block: RESERVE, then WRITE and COMMIT back to back.
+// Putting one block: to each of the best nodes of its run at once, RESERVE, then WRITE and COMMIT
+// back to back.
 //
-//   RESERVING -> WRITING -> ENDING
+//   RESERVING -> WRITING -> ENDING       of each copy
 //
 //   RESERVING  the store gets the digest of the block's checksums and makes room, or says that it has
 //              the block already: then nothing is sent. With other bytes it is a conflict.
 //   WRITING    the block goes out, and its checksums after it; the store compares them and makes the
 //              block visible.
-//   ENDING     what on_done will say is decided; it waits until the network lets go of the
+//   ENDING     what became of the copy is decided; it waits until the network lets go of the
 //              caller's block. Past the deadline the connection is closed, which makes it let go.
+//
+// The put is over when all its copies are. One that was written or was there is enough for it to be
+// a success; how many there are is told beside.
 #include <string.h>
 
 #include "client/internal.h"
@@ -21,20 +25,27 @@
 
 typedef enum put_state { RESERVING, WRITING, ENDING } put_state_t;
 
+typedef struct put_copy {
+    assay_put_t *put;
+    assay_link_t *link;
+    put_state_t state;
+    assay_call_t *call;
+    uint64_t epoch; // of the connection that the block is sent on
+    uint64_t ticket;
+    uint32_t sending; // payloads that the network still refers to
+    as_status_t status;
+} put_copy_t;
+
 struct assay_put {
     assay_client_t *client;
     assay_put_t *prev, *next;
     assay_put_args_t args;
-    assay_link_t *link;
-    put_state_t state;
-    assay_call_t *call;
     as_timer_t *timer;
     as_task_t settle;
-    uint64_t epoch; // of the connection that the block is sent on
-    uint64_t ticket;
-    uint32_t sending; // payloads that the network still refers to
     uint64_t began_us;
-    as_status_t status;
+    uint32_t asked; // copies
+    uint32_t copy_count;
+    put_copy_t copies[ASSAY_REPLICAS_MAX]; // best node first
     uint32_t crcs[AS_LAYERS_MAX];
 };
 
@@ -59,26 +70,55 @@ static void put_free(assay_put_t *put)
     client->put_count--;
     as_loop_unpost(client->options.loop, &put->settle);
     as_timer_free(put->timer);
-    assay_link_put(put->link);
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        assay_link_put(put->copies[i].link);
+    }
     as_pool_give(client->puts_pool, put);
+}
+
+// Counts the copies; the result is the best one of theirs, told with the node that has it. But that
+// a store has other bytes must not be hidden by another that took these.
+static as_status_t put_result(const assay_put_t *put, uint32_t *copies_p, uint64_t *node_id_p)
+{
+    const put_copy_t *best = &put->copies[0];
+    *copies_p = 0;
+    *node_id_p = 0;
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        const put_copy_t *copy = &put->copies[i];
+        bool kept = copy->status == AS_OK || copy->status == AS_ERR_EXISTS;
+        bool better = copy->status == AS_OK || (kept && *copies_p == 0);
+        bool worst = copy->status == AS_ERR_CONFLICT;
+        best = worst || (better && best->status != AS_ERR_CONFLICT) ? copy : best;
+        *node_id_p = kept && *copies_p == 0 ? copy->link->store.node_id : *node_id_p;
+        *copies_p += kept;
+        as_metric_add(&assay_metrics[ASSAY_METRIC_PUT_COPIES], copy->status == AS_OK);
+    }
+    return best->status;
 }
 
 static void on_settle(void *ctx)
 {
     assay_put_t *put = ctx;
-    if (put->state != ENDING || put->sending > 0) {
-        return;
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        if (put->copies[i].state != ENDING || put->copies[i].sending > 0) {
+            return;
+        }
     }
     void (*on_done)(void *, as_status_t, uint64_t) = put->args.on_done;
     void *owner = put->args.ctx;
-    as_status_t status = put->status;
-    uint64_t node_id = put->link->store.node_id;
+    uint32_t copies;
+    uint64_t node_id;
+    as_status_t status = put_result(put, &copies, &node_id);
     as_metric_add(&assay_metrics[status == AS_OK           ? ASSAY_METRIC_PUT_BLOCKS
                                  : status == AS_ERR_EXISTS ? ASSAY_METRIC_PUT_EXISTS
                                                            : ASSAY_METRIC_PUT_FAILURES],
                   1);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_PUT_DEGRADED], copies > 0 && copies < put->asked);
     as_metric_observe(&assay_metrics[ASSAY_METRIC_PUT_US],
                       assay_now_us(put->client) - put->began_us);
+    if (put->args.copies_p) {
+        *put->args.copies_p = copies;
+    }
     put_free(put);
     on_done(owner, status, node_id);
 }
@@ -96,40 +136,51 @@ static void tell_conflict(assay_client_t *client, const assay_store_t *store)
     }
 }
 
-static void put_end(assay_put_t *put, as_status_t status)
+static void copy_end(put_copy_t *copy, as_status_t status)
 {
-    if (put->state == ENDING) {
+    assay_put_t *put = copy->put;
+    if (copy->state == ENDING) {
         return;
     }
-    put->state = ENDING;
-    put->status = status;
-    if (put->call) {
-        assay_call_drop(put->call);
-        put->call = NULL;
+    copy->state = ENDING;
+    copy->status = status;
+    if (copy->call) {
+        assay_call_drop(copy->call);
+        copy->call = NULL;
     }
     bool kept = status == AS_OK || status == AS_ERR_EXISTS;
-    if (!kept && put->ticket != 0 && assay_link_is(put->link, put->epoch)) {
-        const as_wire_ticket_t abandon = {as_wire_head(AS_WIRE_ABANDON, 0), put->ticket};
+    if (!kept && copy->ticket != 0 && assay_link_is(copy->link, copy->epoch)) {
+        const as_wire_ticket_t abandon = {as_wire_head(AS_WIRE_ABANDON, 0), copy->ticket};
         as_status_t sent =
-            as_net_send(put->link->conn, &abandon, sizeof(abandon), NULL, 0, NULL, NULL);
+            as_net_send(copy->link->conn, &abandon, sizeof(abandon), NULL, 0, NULL, NULL);
         (void)sent; // else the reservation expires
     }
     as_loop_post(put->client->options.loop, &put->settle);
 }
 
+static void put_end(assay_put_t *put, as_status_t status)
+{
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        copy_end(&put->copies[i], status);
+    }
+}
+
 static void on_call_failed(void *owner, as_status_t status)
 {
-    assay_put_t *put = owner;
-    put->call = NULL;
-    put_end(put, status);
+    put_copy_t *copy = owner;
+    copy->call = NULL;
+    copy_end(copy, status);
 }
 
 static void on_timer(void *ctx)
 {
     assay_put_t *put = ctx;
     put_end(put, AS_ERR_DEADLINE);
-    if (put->sending > 0 && assay_link_is(put->link, put->epoch)) {
-        assay_link_fail(put->link, AS_ERR_DEADLINE);
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        put_copy_t *copy = &put->copies[i];
+        if (copy->sending > 0 && assay_link_is(copy->link, copy->epoch)) {
+            assay_link_fail(copy->link, AS_ERR_DEADLINE);
+        }
     }
 }
 
@@ -138,65 +189,67 @@ static void on_timer(void *ctx)
 static void on_payload_sent(void *ctx, as_status_t status)
 {
     (void)status; // a lost connection fails the call too
-    assay_put_t *put = ctx;
-    put->sending--;
-    as_loop_post(put->client->options.loop, &put->settle);
+    put_copy_t *copy = ctx;
+    copy->sending--;
+    as_loop_post(copy->put->client->options.loop, &copy->put->settle);
 }
 
 static as_status_t send_commit(assay_call_t *call)
 {
-    assay_put_t *put = call->owner;
+    put_copy_t *copy = call->owner;
+    const assay_put_t *put = copy->put;
     const as_wire_commit_t ask = {.head = as_wire_head(AS_WIRE_COMMIT, assay_call_id(call)),
-                                  .ticket = put->ticket,
+                                  .ticket = copy->ticket,
                                   .crc_count = put->args.shape.layers,
                                   .flags = put->args.durable ? AS_WIRE_DURABLE : 0};
     as_status_t status =
-        as_net_send(put->link->conn, &ask, sizeof(ask), put->crcs,
-                    put->args.shape.layers * sizeof(uint32_t), on_payload_sent, put);
-    put->sending += status == AS_OK;
+        as_net_send(copy->link->conn, &ask, sizeof(ask), put->crcs,
+                    put->args.shape.layers * sizeof(uint32_t), on_payload_sent, copy);
+    copy->sending += status == AS_OK;
     return status;
 }
 
 static void on_committed(void *owner, const void *header, as_net_msg_t *msg)
 {
     (void)msg;
-    assay_put_t *put = owner;
-    put->call = NULL;
-    put_end(put, as_wire_status_to(((const as_wire_committed_t *)header)->status));
+    put_copy_t *copy = owner;
+    copy->call = NULL;
+    copy_end(copy, as_wire_status_to(((const as_wire_committed_t *)header)->status));
 }
 
 static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
 {
     (void)msg;
-    assay_put_t *put = owner;
+    put_copy_t *copy = owner;
+    assay_put_t *put = copy->put;
     as_wire_reserved_t reserved;
     memcpy(&reserved, header, sizeof(reserved));
-    put->call = NULL;
+    copy->call = NULL;
     as_status_t status = as_wire_status_to(reserved.status);
     if (status == AS_ERR_CONFLICT) {
-        tell_conflict(put->client, &put->link->store);
+        tell_conflict(put->client, &copy->link->store);
     }
     if (status != AS_OK) {
-        put_end(put, status);
+        copy_end(copy, status);
         return;
     }
-    put->state = WRITING;
-    put->ticket = reserved.ticket;
-    put->epoch = put->link->epoch;
-    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 0), put->ticket};
-    status = as_net_send(put->link->conn, &write, sizeof(write), put->args.block,
-                         as_block_bytes(&put->args.shape), on_payload_sent, put);
+    copy->state = WRITING;
+    copy->ticket = reserved.ticket;
+    copy->epoch = copy->link->epoch;
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 0), copy->ticket};
+    status = as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
+                         as_block_bytes(&put->args.shape), on_payload_sent, copy);
     if (status != AS_OK) {
-        put_end(put, status);
+        copy_end(copy, status);
         return;
     }
-    put->sending++;
-    const assay_call_params_t params = {put, AS_WIRE_COMMITTED, send_commit, on_committed,
+    copy->sending++;
+    const assay_call_params_t params = {copy, AS_WIRE_COMMITTED, send_commit, on_committed,
                                         on_call_failed};
-    status = assay_call_start(put->link, &params, &put->call);
+    status = assay_call_start(copy->link, &params, &copy->call);
     if (status != AS_OK) {
-        put->call = NULL;
-        put_end(put, status);
+        copy->call = NULL;
+        copy_end(copy, status);
     }
 }
 
@@ -213,7 +266,8 @@ static void put_sum(assay_put_t *put)
 
 static as_status_t send_reserve(assay_call_t *call)
 {
-    const assay_put_t *put = call->owner;
+    const put_copy_t *copy = call->owner;
+    const assay_put_t *put = copy->put;
     const as_wire_reserve_t ask = {
         .head = as_wire_head(AS_WIRE_RESERVE, assay_call_id(call)),
         .key = put->args.key,
@@ -226,7 +280,7 @@ static as_status_t send_reserve(assay_call_t *call)
         .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
         .flags = put->args.durable ? AS_WIRE_DURABLE : 0,
     };
-    return as_net_send(put->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
+    return as_net_send(copy->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
 }
 
 static as_status_t args_check(const assay_put_args_t *args)
@@ -240,9 +294,31 @@ static as_status_t args_check(const assay_put_args_t *args)
         return AS_ERR_LIMIT;
     }
     bool sound = args->block && args->on_done && args->deadline_us > 0 &&
+                 args->replicas <= ASSAY_REPLICAS_MAX &&
                  args->token_count == args->shape.block_tokens &&
                  !as_key_equal(&args->key, &args->parent);
     return sound ? AS_OK : AS_ERR_INVALID;
+}
+
+// Begins with every copy that can be begun with; the status of the best that cannot, when none can.
+static as_status_t copies_start(assay_put_t *put, const uint64_t *node_ids, uint32_t count)
+{
+    as_status_t result = AS_ERR_UNREACHABLE;
+    uint32_t begun = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        put_copy_t *copy = &put->copies[i];
+        *copy = (put_copy_t){.put = put, .link = assay_link_find(put->client, node_ids[i])};
+        const assay_call_params_t params = {copy, AS_WIRE_RESERVED, send_reserve, on_reserved,
+                                            on_call_failed};
+        copy->status = assay_call_start(copy->link, &params, &copy->call);
+        if (copy->status != AS_OK) {
+            copy->state = ENDING;
+            copy->call = NULL;
+        }
+        begun += copy->status == AS_OK;
+        result = i == 0 ? copy->status : result;
+    }
+    return begun > 0 ? AS_OK : result;
 }
 
 as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args,
@@ -252,8 +328,10 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     if (status != AS_OK || client->closing) {
         return status != AS_OK ? status : AS_ERR_CANCELLED;
     }
-    assay_link_t *link = assay_link_find(client, assay_client_place(client, &args->run_key));
-    if (!link) {
+    uint32_t asked = args->replicas > 0 ? args->replicas : client->replicas;
+    uint64_t node_ids[ASSAY_REPLICAS_MAX];
+    uint32_t count = assay_client_rank(client, &args->run_key, node_ids, asked);
+    if (count == 0) {
         return AS_ERR_UNREACHABLE;
     }
     assay_put_t *put = as_pool_take(client->puts_pool);
@@ -262,22 +340,23 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     }
     put->client = client;
     put->args = *args;
-    put->link = link;
+    put->asked = asked;
     put->began_us = assay_now_us(client);
     put->settle = (as_task_t){.fn = on_settle, .ctx = put};
     put_sum(put);
-    const assay_call_params_t params = {put, AS_WIRE_RESERVED, send_reserve, on_reserved,
-                                        on_call_failed};
     status = as_timer_alloc(client->options.loop, on_timer, put, &put->timer);
     if (status == AS_OK) {
-        status = assay_call_start(link, &params, &put->call);
+        status = copies_start(put, node_ids, count);
     }
     if (status != AS_OK) {
         as_timer_free(put->timer);
         as_pool_give(client->puts_pool, put);
         return status;
     }
-    assay_link_get(link);
+    put->copy_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        assay_link_get(put->copies[i].link);
+    }
     put->next = client->puts;
     if (client->puts) {
         client->puts->prev = put;
@@ -291,10 +370,8 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
 
 void assay_put_cancel(assay_put_t *put)
 {
-    if (put->state != ENDING) {
-        put_end(put, AS_ERR_CANCELLED);
-        as_timer_start(put->timer, CANCEL_GRACE_US);
-    }
+    put_end(put, AS_ERR_CANCELLED);
+    as_timer_start(put->timer, CANCEL_GRACE_US);
 }
 
 // Ends all that the network lets go of; called again once it has let go of everything.

@@ -55,6 +55,9 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
         part->progress_us = assay_now_us(fetch->client);
     }
     part->outstanding_bytes += read_bytes(read);
+    for (uint32_t i = 0; i < count; i++) {
+        fetch->blocks[part->blocks[read->position + i]].reads++;
+    }
     part->link->reads_in_flight++;
     part->link->bytes_in_flight += read_bytes(read);
     return read;
@@ -74,11 +77,22 @@ static void read_give(assay_read_t *read)
     }
     part->outstanding--;
     part->outstanding_bytes -= read_bytes(read);
+    for (uint32_t i = 0; i < read->count; i++) {
+        fetch->blocks[part->blocks[read->position + i]].reads--;
+    }
     if (part->link->epoch == read->epoch) {
         part->link->reads_in_flight--;
         part->link->bytes_in_flight -= read_bytes(read);
     }
     as_pool_give(fetch->client->reads, read);
+}
+
+// None of it comes from this store.
+static void lose_read(const assay_read_t *read, as_status_t status)
+{
+    for (uint32_t i = 0; i < read->count; i++) {
+        assay_fetch_lost(read->part, read->part->blocks[read->position + i], status);
+    }
 }
 
 // There is room on a link: whoever waits for it may go on, this fetch last.
@@ -118,12 +132,11 @@ static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, u
     }
     uint32_t promised = fetch->crcs[(size_t)block * fetch->args.shape.layers + layer];
     if (fetch->client->options.verify_checksums && crc != promised) {
-        AS_WARN("client",
-                "layer %u of block %u from %s has checksum %08x, promised %08x: taken as a miss",
+        AS_WARN("client", "layer %u of block %u from %s has checksum %08x, promised %08x: not used",
                 layer, fetch->args.first_block + block, part->link->store.data_address, crc,
                 promised);
         as_metric_add(&assay_metrics[ASSAY_METRIC_CHECKSUM_FAILURES], 1);
-        assay_fetch_hole(fetch, block, AS_ERR_CHECKSUM);
+        assay_fetch_lost(part, block, AS_ERR_CHECKSUM);
         return;
     }
     assay_fetch_arrived(fetch, block, layer);
@@ -171,7 +184,7 @@ static void copy_extent(assay_part_t *part)
     uint8_t *to = assay_fetch_place(fetch, block, part->layer);
     uint32_t crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
     if (!lease_holds(part)) {
-        assay_fetch_hole(fetch, block, AS_ERR_LEASE);
+        assay_fetch_lost(part, block, AS_ERR_LEASE);
         return;
     }
     take_extent(part, part->position, part->layer, crc);
@@ -240,9 +253,8 @@ static void on_asked_failed(void *owner, as_status_t status)
 {
     assay_read_t *read = owner;
     assay_fetch_t *fetch = read->part->fetch;
-    uint32_t block = read->part->blocks[read->position];
+    lose_read(read, status);
     read_give(read);
-    assay_fetch_hole(fetch, block, status);
     wake_all(fetch);
 }
 
@@ -268,10 +280,10 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
         }
         fetch->arriving--;
     }
-    read_give(read);
     if (status != AS_OK || !sound) {
-        assay_fetch_hole(fetch, block, sound ? status : AS_ERR_PROTOCOL);
+        lose_read(read, sound ? status : AS_ERR_PROTOCOL);
     }
+    read_give(read);
     wake_all(fetch);
     if (!sound) {
         assay_link_fail(part->link, AS_ERR_PROTOCOL);
@@ -292,7 +304,7 @@ static void on_arrived(void *ctx, as_status_t status)
         if (status == AS_OK) {
             take_read(read, NULL);
         } else {
-            assay_fetch_hole(fetch, part->blocks[read->position], status);
+            lose_read(read, status);
         }
     }
     read_give(read);
@@ -313,11 +325,13 @@ static uint32_t run_of(const assay_part_t *part, uint32_t left)
     return (left + pieces - 1) / pieces;
 }
 
+// An extent of the present layer: this part is to bring it.
 static bool is_wanted(const assay_part_t *part, uint32_t position)
 {
     const assay_fetch_t *fetch = part->fetch;
     uint32_t block = part->blocks[position];
-    return block < fetch->limit && fetch->blocks[block].part == part;
+    return block < fetch->limit && fetch->blocks[block].part == part &&
+           !fetch->here[(size_t)block * fetch->args.shape.layers + part->layer];
 }
 
 // Neighbours from the part's position on: next to each other in the question, in the chain and in
@@ -332,6 +346,18 @@ static uint32_t neighbours(const assay_part_t *part)
         end++;
     }
     return end - first;
+}
+
+// Layers of the block at the part's position that are missing, from the part's layer on.
+static uint32_t missing_layers(const assay_part_t *part)
+{
+    const assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[part->position], end = part->layer + 1;
+    const bool *here = &fetch->here[(size_t)block * fetch->args.shape.layers];
+    while (end < fetch->layer_end && !here[end]) {
+        end++;
+    }
+    return end - part->layer;
 }
 
 static void advance(assay_part_t *part, uint32_t count, uint32_t layer_count)
@@ -363,7 +389,8 @@ static bool seek(assay_part_t *part)
         if (is_wanted(part, part->position)) {
             return true;
         }
-        advance(part, 1, fetch->layer_end - part->layer);
+        bool ours = fetch->blocks[part->blocks[part->position]].part == part;
+        advance(part, 1, ours ? 1 : fetch->layer_end - part->layer);
     }
     return false;
 }
@@ -400,7 +427,7 @@ static bool start_one(assay_part_t *part)
     }
     uint32_t block = part->blocks[part->position];
     uint32_t count = fetch->by_block ? 1 : run_of(part, neighbours(part));
-    uint32_t layer_count = fetch->by_block ? run_of(part, fetch->layer_end - part->layer) : 1;
+    uint32_t layer_count = fetch->by_block ? run_of(part, missing_layers(part)) : 1;
     assay_read_t *read = read_take(part, count, layer_count);
     if (!read) {
         assay_fetch_hole(fetch, block, AS_ERR_BUSY);
@@ -408,8 +435,8 @@ static bool start_one(assay_part_t *part)
     }
     as_status_t status = link->rkey ? start_get(read) : start_ask(read);
     if (status != AS_OK) {
+        lose_read(read, status);
         read_give(read);
-        assay_fetch_hole(fetch, block, status);
         return false;
     }
     advance(part, count, layer_count);
@@ -423,12 +450,12 @@ static bool start_one(assay_part_t *part)
 static bool pump_part(assay_part_t *part, size_t *budget_bytes)
 {
     assay_fetch_t *fetch = part->fetch;
-    if (!part->link->local && !is_low(part)) {
-        return false;
+    if (!part->answered || (!part->link->local && !is_low(part))) {
+        return false; // it is not known yet what it has, or it has enough to do
     }
     while (fetch->state == FETCH_READING && seek(part)) {
         if (!assay_link_is(part->link, part->epoch)) {
-            assay_fetch_hole(fetch, part->blocks[part->position], AS_ERR_PEER_LOST);
+            assay_fetch_lost(part, part->blocks[part->position], AS_ERR_PEER_LOST);
         } else if (!part->link->local) {
             if (!start_one(part)) {
                 return false;
@@ -449,9 +476,10 @@ void assay_read_pump(assay_fetch_t *fetch)
 {
     size_t budget_bytes = COPY_BYTES_TURN;
     bool more = false;
-    for (uint32_t i = 0; i < fetch->part_count && fetch->state == FETCH_READING; i++) {
-        more |= pump_part(&fetch->parts[i], &budget_bytes);
-        flush_asks(fetch->parts[i].link);
+    for (assay_part_t *part = fetch->parts; part && fetch->state == FETCH_READING;
+         part = part->next) {
+        more |= pump_part(part, &budget_bytes);
+        flush_asks(part->link);
     }
     if (more) {
         as_loop_post(fetch->client->options.loop, &fetch->pump);
@@ -460,8 +488,7 @@ void assay_read_pump(assay_fetch_t *fetch)
 
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us)
 {
-    for (uint32_t i = 0; i < fetch->part_count; i++) {
-        assay_part_t *part = &fetch->parts[i];
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
         bool stalled = part->outstanding > 0 &&
                        now_us - part->progress_us >= fetch->client->options.stall_timeout_us;
         if (stalled && assay_link_is(part->link, part->epoch)) {

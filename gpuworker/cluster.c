@@ -67,6 +67,13 @@ static void set_stores(gpw_cluster_t *cluster, Assay__StoreNode **nodes, size_t 
     assay_client_set_stores(cluster->options.client, stores, n);
 }
 
+static void set_replicas(gpw_cluster_t *cluster, uint32_t replicas)
+{
+    if (cluster->options.client) {
+        assay_client_set_replicas(cluster->options.client, replicas);
+    }
+}
+
 static void call_failed(gpw_cluster_t *cluster, const char *what, as_status_t status)
 {
     if (status == AS_ERR_CANCELLED) {
@@ -97,6 +104,7 @@ static void on_join(void *ctx, as_status_t status, const ProtobufCMessage *messa
     cluster->placement_epoch = reply->placement_epoch;
     cluster->warned = false;
     set_stores(cluster, reply->nodes, reply->n_nodes);
+    set_replicas(cluster, reply->replicas);
     AS_DEBUG("cluster", "joined as node %016llx, stores %zu", (unsigned long long)reply->node_id,
              reply->n_nodes);
     as_timer_start(cluster->timer, cluster->heartbeat_us);
@@ -140,6 +148,7 @@ static void on_heartbeat(void *ctx, as_status_t status, const ProtobufCMessage *
         join(cluster);
         return;
     }
+    set_replicas(cluster, reply->replicas);
     if (reply->n_nodes > 0 || reply->placement_epoch != cluster->placement_epoch) {
         set_stores(cluster, reply->nodes, reply->n_nodes);
         cluster->placement_epoch = reply->placement_epoch;

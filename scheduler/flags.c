@@ -11,7 +11,7 @@
 
 static struct {
     const char *listen, *http, *cluster_id;
-    int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes;
+    int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes, replicas;
 } values;
 
 static as_daemon_flags_t common;
@@ -36,6 +36,9 @@ static const as_option_t table[] = {
         .min = 1, .max = MS_MAX),
     ROW("directory-bytes", BYTES, directory_bytes, "256MiB", "BYTES",
         "memory of the block directory, 40 bytes a block", .min = 65536, .max = 1e12),
+    ROW("replicas", INT, replicas, "1", "N",
+        "stores that each block is written to, so that it outlives one of them from 2 on", .min = 1,
+        .max = SCH_HOLDERS_MAX),
     AS_DAEMON_OPTIONS(common),
 };
 
@@ -67,6 +70,7 @@ as_status_t sch_flags_parse(int argc, char **argv, sch_flags_t *flags_p,
         .suspect_us = (uint64_t)values.suspect_ms * 1000,
         .dead_us = (uint64_t)values.dead_ms * 1000,
         .directory_bytes = (size_t)values.directory_bytes,
+        .replicas = (uint32_t)values.replicas,
     };
     uint64_t *seed = &flags_p->scheduler.seed;
     return getrandom(seed, sizeof(*seed), 0) == sizeof(*seed) ? AS_OK : AS_ERR_IO;

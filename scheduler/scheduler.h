@@ -169,7 +169,8 @@ typedef struct sch_options {
     uint64_t suspect_us;
     uint64_t dead_us;
     size_t directory_bytes;
-    uint64_t seed; // of the directory's hash
+    uint64_t seed;     // of the directory's hash
+    uint32_t replicas; // copies of a block that the nodes are told to keep; 0: 1
 } sch_options_t;
 
 typedef struct sch_scheduler sch_scheduler_t;

@@ -24,6 +24,7 @@ const sch_options_t sch_options_default = {
     .dead_us = 10000000,
     .directory_bytes = 256u << 20,
     .seed = 0,
+    .replicas = 1,
 };
 
 static sch_scheduler_t *scheduler_of(Assay__Scheduler_Service *service)
@@ -63,6 +64,7 @@ static void on_join(Assay__Scheduler_Service *service, const Assay__JoinRequest 
     reply.placement_epoch = sch_cluster_epoch(scheduler->cluster);
     reply.needs_listing = node->needs_listing;
     reply.events_next_sequence = node->next_sequence;
+    reply.replicas = scheduler->options.replicas;
     sch_replies_stores(scheduler, &reply.n_nodes, &reply.nodes);
     closure(&reply, data);
 }
@@ -86,6 +88,7 @@ static void on_heartbeat(Assay__Scheduler_Service *service, const Assay__Heartbe
     bool lost = node->needs_listing || request->events_next_sequence > node->next_sequence;
     reply.status = lost ? sch_events_resync(scheduler, node) : ASSAY__NODE_STATUS__NODE_STATUS_OK;
     reply.placement_epoch = sch_cluster_epoch(scheduler->cluster);
+    reply.replicas = scheduler->options.replicas;
     if (request->placement_epoch != reply.placement_epoch) {
         sch_replies_stores(scheduler, &reply.n_nodes, &reply.nodes);
     }
@@ -194,6 +197,7 @@ static void stat_totals(sch_scheduler_t *scheduler, Assay__StatReply *reply)
     reply->route_us_p99 = as_metric_quantile(&sch_metrics[SCH_ROUTE_US], 0.99);
     reply->events = scheduler->events;
     reply->resyncs = scheduler->resyncs;
+    reply->replicas = scheduler->options.replicas;
     reply->uptime_ms = (as_loop_now_us(scheduler->loop) - scheduler->started_us) / 1000;
 }
 
@@ -261,6 +265,7 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
     scheduler->magic = SCHEDULER_MAGIC;
     scheduler->loop = loop;
     scheduler->options = *options;
+    scheduler->options.replicas = options->replicas > 0 ? options->replicas : 1;
     snprintf(scheduler->cluster_id, sizeof(scheduler->cluster_id), "%s", options->cluster_id);
     scheduler->started_us = as_loop_now_us(loop);
     assay__scheduler__init(&scheduler->service, NULL);

@@ -146,12 +146,13 @@ static void print_stores(const Assay__StatReply *stat)
 static void print_people(const Assay__StatReply *stat)
 {
     double asked = (double)stat->route_blocks_asked, hit = (double)stat->route_blocks_hit;
-    printf(
-        "cluster %s, up %s: %llu routes, %.0f %% of their blocks stored, p50 %llu us, p99 %llu us; "
-        "directory %llu blocks\n\n",
-        stat->cluster_id, cli_duration((double)stat->uptime_ms), (unsigned long long)stat->routes,
-        asked > 0 ? 100 * hit / asked : 0, (unsigned long long)stat->route_us_p50,
-        (unsigned long long)stat->route_us_p99, (unsigned long long)stat->directory_blocks);
+    printf("cluster %s, %u %s of each block, up %s: %llu routes, %.0f %% of their blocks stored, "
+           "p50 %llu us, p99 %llu us; "
+           "directory %llu blocks\n\n",
+           stat->cluster_id, stat->replicas, stat->replicas == 1 ? "copy" : "copies",
+           cli_duration((double)stat->uptime_ms), (unsigned long long)stat->routes,
+           asked > 0 ? 100 * hit / asked : 0, (unsigned long long)stat->route_us_p50,
+           (unsigned long long)stat->route_us_p99, (unsigned long long)stat->directory_blocks);
     print_nodes(stat);
     putchar('\n');
     print_stores(stat);
@@ -233,12 +234,13 @@ static void print_json(const Assay__StatReply *stat)
     for (size_t i = 0; i < stat->n_nodes; i++) {
         json_array_append_new(nodes, node_json(stat->nodes[i]));
     }
-    json_t *json = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "cluster_id", stat->cluster_id,
-        "uptime_ms", number(stat->uptime_ms), "routes", number(stat->routes), "route_blocks_asked",
-        number(stat->route_blocks_asked), "route_blocks_hit", number(stat->route_blocks_hit),
-        "route_us_p50", number(stat->route_us_p50), "route_us_p99", number(stat->route_us_p99),
-        "directory_blocks", number(stat->directory_blocks), "nodes", nodes);
+    json_t *json = json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "cluster_id",
+                             stat->cluster_id, "replicas", number(stat->replicas), "uptime_ms",
+                             number(stat->uptime_ms), "routes", number(stat->routes),
+                             "route_blocks_asked", number(stat->route_blocks_asked),
+                             "route_blocks_hit", number(stat->route_blocks_hit), "route_us_p50",
+                             number(stat->route_us_p50), "route_us_p99", number(stat->route_us_p99),
+                             "directory_blocks", number(stat->directory_blocks), "nodes", nodes);
     json_dumpf(json, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(json);

@@ -4,6 +4,7 @@
 //
 // A seed chooses the network's faults, the requests and what happens to the nodes. ASSAY_SIM_SEEDS
 // is how many seeds run (60 unless given, 200 in full runs), ASSAY_SIM_SEED the one seed to run alone.
+#include "client/internal.h"
 #include "common/fault.h"
 #include "../unit/gpuworker/worker_fixture.h"
 #include "common/log.h"
@@ -59,6 +60,11 @@ typedef struct asked {
     uint32_t horizon;
     bool cancelled, refused;
 } asked_t;
+
+static int64_t assay_rescued(void)
+{
+    return as_metric_value(&assay_metrics[ASSAY_METRIC_RESCUED]);
+}
 
 static uint32_t compressor_count(void)
 {
@@ -230,6 +236,7 @@ static void run_seed(uint64_t seed)
                                .seed = seed,
                                .stores = 2 + seed % 2,
                                .workers = 2,
+                               .replicas = 1 + seed / 2 % 2,
                                .block_tokens = BLOCK_TOKENS,
                                .cache_bytes_max = seed % 3 == 0 ? 390u << 10 : 16u << 20,
                                .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20};
@@ -331,12 +338,62 @@ static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
     gpw_model_free(model);
 }
 
+// One store of three is killed at some moment of an answer: with two copies of each block nothing is
+// computed again.
+static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void **state)
+{
+    (void)state;
+    model = tiny_load(3);
+    make_pool();
+    uint64_t swapped = 0;
+    int64_t rescued = assay_rescued();
+    for (uint32_t run = 0; run < 24; run++) {
+        world_t world;
+        world_options_t options = {.model = model,
+                                   .seed = run + 1,
+                                   .stores = 3,
+                                   .workers = 1,
+                                   .replicas = 2,
+                                   .block_tokens = BLOCK_TOKENS,
+                                   .cache_bytes_max = 16u << 20,
+                                   .ram_bytes = 8u << 20};
+        world_open(&world, &options);
+        world_run(&world, 2000000);
+        static answer_t answers[2];
+        const pooled_t *what = &pool[23];
+        gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
+        params.choose = what->choose;
+        params.compressor = "kivi2";
+        params.horizon = 4;
+        params.horizon_set = true;
+        answer_submit(world.workers[0].worker, &params, &answers[0]);
+        world_run(&world, 3000000); // and what it stored is told to the scheduler
+        assert_true(answers[0].finished);
+        answer_submit(world.workers[0].worker, &params, &answers[1]);
+        world_run(&world, 1000 + run / 3 * 9000);
+        world_store_kill(&world.stores[run % 3]);
+        world_run(&world, 5000000);
+        assert_true(answers[1].finished);
+        assert_int_equal(answers[1].status, AS_OK);
+        answer_compare(&answers[1], &what->expected, "with a dead store");
+        assert_int_equal(answers[1].usage.recomputed_blocks, 0);
+        assert_int_equal(answers[1].usage.cached_tokens,
+                         (what->count - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
+        swapped += answers[1].usage.swapped_bytes;
+        world_close(&world);
+    }
+    assert_true(swapped > 0);
+    assert_true(assay_rescued() > rescued); // it was in the middle of something
+    gpw_model_free(model);
+}
+
 int main(void)
 {
     // A layer that is released before it was read comes out as a wrong token.
     as_fault_arm_chance(AS_FAULT_swap_slot_reused, 1000000, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
+        cmocka_unit_test(a_store_that_dies_costs_no_block_of_which_there_are_two_copies),
         cmocka_unit_test(every_request_ends_with_the_right_tokens_and_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -40,6 +40,7 @@ static void scheduler_start(world_t *world)
 {
     sch_options_t options = sch_options_default;
     options.directory_bytes = 1u << 20;
+    options.replicas = world->options.replicas;
     must(sch_scheduler_alloc(world->loop, &options, &world->scheduler));
     must(as_rpc_server_alloc_sim(world->sim, "scheduler:7000", &world->server));
     must(as_rpc_server_add(world->server, sch_scheduler_service(world->scheduler)));

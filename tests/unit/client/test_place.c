@@ -84,12 +84,42 @@ static void the_order_of_the_list_does_not_matter(void **state)
     }
 }
 
+// The copies of a run: the best node is the one of a single copy, all are different, and when one
+// goes the others stay and the next moves up.
+static void copies_are_at_the_next_best_nodes(void **state)
+{
+    (void)state;
+    static assay_client_t all, fewer;
+    all = client_of(6);
+    fewer = client_of(5); // without node 6
+    for (uint32_t i = 0; i < RUNS; i++) {
+        as_key_t key = key_of(i);
+        uint64_t ids[8], left[8], expected[8];
+        assert_int_equal(assay_client_rank(&all, &key, ids, 8), 6);
+        assert_int_equal(ids[0], assay_client_place(&all, &key));
+        assert_int_equal(assay_client_rank(&fewer, &key, left, 8), 5);
+        uint32_t count = 0;
+        for (uint32_t j = 0; j < 6; j++) {
+            for (uint32_t k = 0; k < j; k++) {
+                assert_int_not_equal(ids[j], ids[k]);
+            }
+            expected[count] = ids[j];
+            count += ids[j] != 6;
+        }
+        assert_memory_equal(left, expected, 5 * sizeof(left[0]));
+        uint64_t two[2];
+        assert_int_equal(assay_client_rank(&all, &key, two, 2), 2);
+        assert_memory_equal(two, ids, sizeof(two));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(without_stores_there_is_no_place),
         cmocka_unit_test(runs_are_spread_in_proportion_to_weight),
         cmocka_unit_test(a_store_that_goes_moves_only_its_own_runs),
+        cmocka_unit_test(copies_are_at_the_next_best_nodes),
         cmocka_unit_test(the_order_of_the_list_does_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,8 +33,9 @@ typedef struct world {
     uint32_t store_count;
     assay_client_t *client;
     as_shape_t shape;
-    bool durable;  // of the puts that follow
-    uint8_t twist; // of the first byte of the blocks that they put
+    bool durable;      // of the puts that follow
+    uint32_t replicas; // of the puts that follow; 0: the cluster's
+    uint8_t twist;     // of the first byte of the blocks that they put
     as_key_t namespace_key;
     as_key_t keys[WORLD_BLOCKS_MAX];
 } world_t;
@@ -215,6 +216,7 @@ typedef struct put_result {
     bool done;
     as_status_t status;
     uint64_t node_id;
+    uint32_t copies;
     uint8_t *bytes;
 } put_result_t;
 
@@ -245,6 +247,8 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
         .token_count = world->shape.block_tokens,
         .block = result->bytes,
         .durable = world->durable,
+        .replicas = world->replicas,
+        .copies_p = &result->copies,
         .deadline_us = deadline_us,
         .on_done = on_put_done,
         .ctx = result,

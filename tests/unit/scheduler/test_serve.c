@@ -40,7 +40,14 @@ static void *remote_call(remote_t *remote, const char *method, const ProtobufCMe
     return remote->reply;
 }
 
-// A store joins, lists three blocks, and a route finds them.
+static sch_options_t three_copies(void)
+{
+    sch_options_t options = sch_options_default;
+    options.replicas = 3;
+    return options;
+}
+
+// A store joins, lists three blocks, and a route finds them. Everybody is told of the copies.
 static void converse(remote_t *remote)
 {
     uint8_t instance[16] = {3, 1, 4};
@@ -58,6 +65,14 @@ static void converse(remote_t *remote)
     Assay__JoinReply *joined = remote_call(remote, "Join", &join.base);
     assert_non_null(joined);
     uint64_t id = joined->node_id;
+    assert_int_equal(joined->replicas, 3);
+    Assay__HeartbeatRequest beat = ASSAY__HEARTBEAT_REQUEST__INIT;
+    beat.node_id = id;
+    beat.incarnation = 1;
+    beat.placement_epoch = joined->placement_epoch;
+    beat.events_next_sequence = 1;
+    Assay__HeartbeatReply *beaten = remote_call(remote, "Heartbeat", &beat.base);
+    assert_int_equal(beaten->replicas, 3);
 
     const uint8_t ops[3] = {FULL_ADDED, FULL_ADDED, FULL_ADDED};
     Assay__EventsRequest events = ASSAY__EVENTS_REQUEST__INIT;
@@ -87,6 +102,7 @@ static void converse(remote_t *remote)
     Assay__StatRequest stat = ASSAY__STAT_REQUEST__INIT;
     Assay__StatReply *figures = remote_call(remote, "Stat", &stat.base);
     assert_int_equal(figures->n_nodes, 1);
+    assert_int_equal(figures->replicas, 3);
     assert_int_equal(figures->nodes[0]->full_blocks, 3);
     assert_true(figures->nodes[0]->listed);
     assert_int_equal(figures->routes, 1);
@@ -101,7 +117,8 @@ static void it_serves_over_grpc(void **state)
     sch_scheduler_t *scheduler;
     as_rpc_server_t *server;
     assert_int_equal(as_loop_alloc_uv(&remote.loop), AS_OK);
-    assert_int_equal(sch_scheduler_alloc(remote.loop, &sch_options_default, &scheduler), AS_OK);
+    const sch_options_t options = three_copies();
+    assert_int_equal(sch_scheduler_alloc(remote.loop, &options, &scheduler), AS_OK);
     assert_int_equal(as_rpc_server_alloc(remote.loop, "127.0.0.1:0", NULL, &server), AS_OK);
     assert_int_equal(as_rpc_server_add(server, sch_scheduler_service(scheduler)), AS_OK);
     assert_int_equal(as_rpc_server_start(server), AS_OK);
@@ -124,7 +141,8 @@ static void it_serves_over_the_simulated_network(void **state)
     as_rpc_server_t *server;
     assert_int_equal(as_loop_alloc_sim(&remote.loop), AS_OK);
     assert_int_equal(as_sim_alloc(remote.loop, 5, &sim), AS_OK);
-    assert_int_equal(sch_scheduler_alloc(remote.loop, &sch_options_default, &scheduler), AS_OK);
+    const sch_options_t options = three_copies();
+    assert_int_equal(sch_scheduler_alloc(remote.loop, &options, &scheduler), AS_OK);
     assert_int_equal(as_rpc_server_alloc_sim(sim, "scheduler:1", &server), AS_OK);
     assert_int_equal(as_rpc_server_add(server, sch_scheduler_service(scheduler)), AS_OK);
     assert_int_equal(as_rpc_server_start(server), AS_OK);
