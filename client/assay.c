@@ -527,7 +527,8 @@ int assay_namespace(const uint8_t model_fingerprint[32], const assay_shape_t *sh
 uint32_t assay_chain(const uint8_t namespace_key[32], const int32_t *tokens, size_t token_count,
                      uint32_t block_tokens, uint8_t *keys, uint32_t count_max)
 {
-    if (!namespace_key || (!tokens && token_count > 0) || block_tokens == 0 || !keys) {
+    if (!namespace_key || (!tokens && token_count > 0) || !keys || block_tokens == 0 ||
+        block_tokens > AS_BLOCK_TOKENS_MAX) {
         return 0;
     }
     as_key_t parent;

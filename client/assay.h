@@ -181,7 +181,8 @@ int assay_stats(assay_t *assay, assay_stats_t *stats_p, size_t stats_bytes);
 // ---- keys
 
 // The namespace key of a model, and the keys of a chain of tokens. What the arguments are for blocks
-// that Assay's workers share is in docs/api.md, "The C API"; tenant_salt may be NULL.
+// that Assay's workers share is in docs/api.md, "The C API"; tenant_salt may be NULL. assay_chain
+// gives the number of keys: 0 where an argument is wrong; block_tokens is at most 256.
 int assay_namespace(const uint8_t model_fingerprint[32], const assay_shape_t *shape,
                     const char *numerics_id, const char *tenant_salt, uint8_t namespace_key[32]);
 uint32_t assay_chain(const uint8_t namespace_key[32], const int32_t *tokens, size_t token_count,

@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <sys/types.h>
+#include "client/assay.h"
 #include "common/tls.h"
 
 #define CLI_NODES_MAX     64u
@@ -34,6 +35,10 @@ int cli_ls(int argc, char **argv);
 int cli_scrub(int argc, char **argv);
 int cli_verify(int argc, char **argv);
 int cli_demo(int argc, char **argv);
+int cli_put(int argc, char **argv);
+int cli_get(int argc, char **argv);
+int cli_bench(int argc, char **argv);
+int cli_top(int argc, char **argv);
 
 // "assay: <message>\n" to stderr.
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -153,6 +158,38 @@ double cli_now_ms(void);
 // with protobuf_c_message_free_unpacked.
 ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor *service,
                            const char *method, const ProtobufCMessage *request, const char *hint);
+
+// ---- blocks.c: what put, get and bench share
+
+#define CLI_KEY_BYTES 32u
+#define CLI_SHAPE     "16,2,2,128,64,2" // blocks of 1 MiB
+
+// Blocks of one file, or single ones.
+typedef struct cli_chain {
+    assay_shape_t shape;
+    uint64_t bytes; // of the file; the last block may be filled up
+    uint8_t *keys;
+    uint32_t count;
+} cli_chain_t;
+
+// A client of libassay. NULL: a message was printed. in_flight 0: the library's default.
+assay_t *cli_open(const char *scheduler, const char *run_dir, uint32_t in_flight);
+// False, for these three: a message was printed.
+bool cli_shape_parse(const char *text, assay_shape_t *shape_p);
+bool cli_chain_read(const char *path, cli_chain_t *chain_p);
+bool cli_chain_resize(cli_chain_t *chain, uint32_t count);
+void cli_chain_fini(cli_chain_t *chain);
+json_t *cli_chain_json(const cli_chain_t *chain);
+bool cli_key_parse(const char *hex, uint8_t *key_p);
+void cli_key_hex(const uint8_t *key, char hex_p[65]);
+
+// A bar on stderr, where that is a terminal. Begin with {0}.
+typedef struct cli_progress {
+    double began_ms, last_ms;
+    bool shown;
+} cli_progress_t;
+void cli_progress(cli_progress_t *progress, uint64_t done, uint64_t total);
+void cli_progress_end(cli_progress_t *progress); // before anything else is printed
 
 // ---- table.c
 

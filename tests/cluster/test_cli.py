@@ -102,6 +102,120 @@ def test_stat_and_ls_show_the_stored_blocks(up, prompt):
     assert up.assay("ls").stdout.startswith("KEY")
 
 
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(20 * (1 << 20) // 8 + 12345))  # two blocks and a part of one
+    return path
+
+
+def test_a_file_is_put_and_brought_back(up, file, tmp_path):
+    done = up.assay("put", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    chain, out = json.loads(done.stdout), tmp_path / "out"
+    assert (chain["stored"], chain["existed"], chain["bytes"]) == (3, 0, file.stat().st_size)
+    (tmp_path / "chain").write_text(done.stdout)
+    done = up.assay("get", str(tmp_path / "chain"), f"--out={out}", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["blocks"] == 3
+    assert out.read_bytes() == file.read_bytes()
+    piped = subprocess.run([ASSAY, "get", f"--run-dir={up.run_dir}", "-"], input=json.dumps(chain).encode(),
+                           capture_output=True, timeout=60)
+    assert piped.stdout == file.read_bytes() and b"3 blocks" in piped.stderr
+    # The same bytes are the same blocks, and any of them can be had by its key.
+    again = up.assay("put", str(file))
+    assert again.stdout.split() == chain["keys"] and "0 stored, 3 were there" in again.stderr
+    assert up.assay("get", chain["keys"][1], chain["keys"][0], f"--out={out}").returncode == 0
+    assert out.read_bytes() == file.read_bytes()[1 << 20:2 << 20] + file.read_bytes()[:1 << 20]
+    other = up.assay("put", "--namespace=another", "--shape=4,2,2,128,64,2", str(file))
+    assert len(other.stdout.split()) == 11 and not set(other.stdout.split()) & set(chain["keys"])
+
+
+def test_what_is_not_stored_or_not_sound_is_told(up, file, tmp_path):
+    chain = json.loads(up.assay("put", "--json", str(file)).stdout)
+    chain["keys"][2] = "ab" * 32
+    broken, empty, wrong = tmp_path / "chain", tmp_path / "empty", tmp_path / "wrong"
+    broken.write_text(json.dumps(chain))
+    empty.write_bytes(b"")
+    wrong.write_text('{"keys": []}')
+    done = up.assay("get", str(broken), f"--out={tmp_path / 'out'}")
+    assert done.returncode == 1 and "block 3 of 3 is not stored" in done.stderr
+    assert (tmp_path / "out").read_bytes() == file.read_bytes()[:2 << 20]
+    for code, text, arguments in [
+        (2, "name one file", ["put"]), (1, "No such file", ["put", "/nowhere"]), (1, "nothing to put", ["put", str(empty)]),
+        (2, "give layers", ["put", "--shape=1,2", str(file)]),
+        (1, "--disk", ["put", "--durable", "--namespace=durable", str(file)]),
+        (2, "give keys", ["get"]), (2, "neither a key", ["get", str(file)]), (2, "no key of 64", ["get", "ab" * 32, "cd"]),
+        (2, "is no chain", ["get", str(wrong)]), (2, "need --out", ["get", "--json", str(broken)]),
+        (2, "powers of two", ["bench", "--size=5"]), (2, "--depth", ["bench", "--depth=0"]),
+        (2, "--interval", ["top", "--interval=0s"]),
+    ]:
+        done = up.assay(*arguments)
+        assert done.returncode == code and text in done.stderr, (arguments, done.returncode, done.stderr)
+    for name in ("put", "get", "bench", "top"):
+        done = subprocess.run([ASSAY, name, "--help"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and f"assay {name}" in done.stdout and "--json" in done.stdout
+
+
+def on_terminal(up, *arguments, until=None):
+    """What a terminal shows of it; Ctrl-C once `until` is content."""
+    mine, its = os.openpty()
+    child = subprocess.Popen([ASSAY, arguments[0], f"--run-dir={up.run_dir}", *arguments[1:]], stdout=its, stderr=its,
+                             stdin=its)
+    os.close(its)
+    shown, deadline = b"", time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline and not (until and until(shown)):
+        if select.select([mine], [], [], 1)[0]:
+            try:
+                shown += os.read(mine, 65536)
+            except OSError:  # it has ended
+                break
+    if until:
+        child.send_signal(signal.SIGINT)
+    child.wait(END_SECONDS)
+    os.close(mine)
+    return shown.decode()
+
+
+def test_a_terminal_sees_progress_and_a_live_table(up, file):
+    shown = on_terminal(up, "put", "--namespace=terminal", str(file))
+    assert "100 %" in shown and "#" in shown and "3 stored" in shown
+    assert "%" not in up.assay("put", "--namespace=terminal", str(file)).stderr
+    assert "give --out" in on_terminal(up, "get", "ab" * 32)
+    shown = on_terminal(up, "top", "--interval=100ms", until=lambda text: text.count(b"STORE") >= 3)
+    assert shown.count("\033[H") >= 3 and "store-1" in shown and "store-2" in shown
+
+
+def test_top_shows_rates(up):
+    once = up.assay("top", "--interval=100ms")
+    assert once.returncode == 0 and once.stdout.count("STORE") == 1 and "\033" not in once.stdout
+    busy = subprocess.Popen([ASSAY, "bench", f"--run-dir={up.run_dir}", "--count=8", "--size=64KiB", "--repeat=100000"],
+                            stdout=subprocess.DEVNULL)
+    try:
+        def hits():
+            done = up.assay("top", "--json", "--interval=200ms", "--looks=2")
+            lines = [json.loads(line) for line in done.stdout.splitlines()]
+            assert done.returncode == 0 and len(lines) == 2 and all(len(line) == 2 for line in lines)
+            return sum(store["hits_per_second"] for store in lines[1])
+
+        wait_until(lambda: hits() > 0, 30, "the table shows the hits of the bench")
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_bench_measures_and_leaves_nothing(up):
+    before = json.loads(up.assay("ls", "--json", "--limit=1000").stdout)
+    done = up.assay("bench", "--json", "--count=16", "--depth=4", "--repeat=2", "--size=4KiB,1MiB")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert [(row["op"], row["block_bytes"], row["done"]) for row in rows] == [
+        ("put", 4096, 16), ("get", 4096, 32), ("put", 1 << 20, 16), ("get", 1 << 20, 32)]
+    assert all(row["bytes_per_second"] > 0 and 0 < row["p50_ms"] <= row["p99_ms"] for row in rows)
+    keys = {block["key"] for block in before}
+    assert all(block["key"] in keys for block in json.loads(up.assay("ls", "--json", "--limit=1000").stdout))
+    assert up.assay("bench", "--count=4", "--size=64KiB").stdout.startswith("OP")
+
+
 def test_scrub_checks_every_block_of_every_store(up, prompt):
     assert up.assay("run", prompt, "--max-tokens=2").returncode == 0
     wait_until(lambda: json.loads(up.assay("ls", "--json").stdout), 20, "blocks are stored")

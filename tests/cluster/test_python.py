@@ -274,6 +274,7 @@ def test_wrong_arguments_say_what_is_wrong(assay, client, chain):
         ("layers must be a range within 0 to 4", lambda: client.get_into(keys, shape, out, layers=range(2, 5))),
         ("timeout must be a positive", lambda: client.exists(keys, timeout=0)),
         ("is not valid", lambda: client.get(keys, assay.Shape(4, 4, 3, 16))),
+        ("block_tokens must be from 1 to 256", lambda: assay.chain(space, range(600), 300)),
         ("host:port", lambda: assay.Client("nowhere")),
         ("in_flight_max must be", lambda: assay.Client("127.0.0.1:1", in_flight_max=0)),
     ]:

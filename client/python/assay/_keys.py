@@ -102,8 +102,8 @@ def chain(namespace_key: bytes, tokens: Iterable[int], block_tokens: int = 64) -
     """The keys of all whole blocks of `tokens`, in order."""
     if len(namespace_key) != 32:
         raise error_of(lib.INVALID, f"namespace_key must be 32 bytes, but is {len(namespace_key)}")
-    if block_tokens <= 0:
-        raise error_of(lib.INVALID, f"block_tokens must be positive, but is {block_tokens}")
+    if not 0 < block_tokens <= 256:
+        raise error_of(lib.INVALID, f"block_tokens must be from 1 to 256, but is {block_tokens}")
     packed = array.array("i", tokens)  # 32 bits on every platform that libassay runs on
     count = len(packed) // block_tokens
     keys = ctypes.create_string_buffer(count * 32 or 1)

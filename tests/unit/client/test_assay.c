@@ -44,6 +44,9 @@ static void wrong_arguments_are_named(void **state)
     assert_int_equal(assay_get(assay, &wrong, keys, 1, &byte, &hit), ASSAY_INVALID);
     assert_non_null(strstr(assay_last_error(), "shape"));
     assert_int_equal(assay_put(assay, &wrong, namespace_key, keys, 0, &byte), ASSAY_INVALID);
+    int32_t token = 1;
+    assert_int_equal(assay_chain(namespace_key, &token, 1, 0, keys, 1), 0);
+    assert_int_equal(assay_chain(namespace_key, &token, 1, 257, keys, 1), 0);
     const assay_config_t config = {0};
     assay_t *other;
     assert_int_equal(assay_open(&config, &other), ASSAY_INVALID);
