@@ -23,6 +23,7 @@
 #define HEAD_DIM        16u
 #define OCTAVE_PARTS    64u // of the histogram: a bucket is about 1 % wide
 #define BUCKETS         (40u * OCTAVE_PARTS)
+#define BEHIND_US_MAX   200000u // of a rate: what is lost beyond is not caught up
 #define DEADLINE_US     10000000u
 #define SOURCE_BYTES    ((size_t)16 << 20) // puts come from here
 #define BLOCK_BYTES_MAX (8u << 20)
@@ -180,7 +181,8 @@ static void put(slot_t *slot, const as_key_t *key)
 {
     bench_t *bench = slot->bench;
     size_t room = SOURCE_BYTES - bench->block_bytes;
-    size_t at = room > 0 ? next_random(&bench->random) % room / 64 * 64 : 0;
+    // A block's bytes follow from its name, as real ones do.
+    size_t at = room > 0 ? as_key_hash(key) % room / 64 * 64 : 0;
     slot->key = *key;
     const assay_put_args_t args = {.shape = bench->shape,
                                    .namespace_key = bench->ns,
@@ -304,7 +306,9 @@ static void start_next(slot_t *slot)
     }
     uint64_t now_us = as_loop_now_us(bench->loop);
     double bytes = (double)(bench->batch * bench->block_bytes);
-    bench->due_us = bench->due_us < now_us ? now_us : bench->due_us;
+    if (bench->due_us + BEHIND_US_MAX < now_us) {
+        bench->due_us = now_us - BEHIND_US_MAX;
+    }
     uint64_t due_us = bench->due_us;
     bench->due_us += (uint64_t)(bytes / bench->options.rate * 1e6);
     if (due_us <= now_us) {

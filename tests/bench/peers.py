@@ -17,6 +17,7 @@ from pathlib import Path
 
 import table
 
+HERE = Path(__file__).resolve().parent
 BIN = Path(os.environ["ASSAY_BIN"])
 START_SECONDS = 20
 END_SECONDS = 20
@@ -27,6 +28,11 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def port_answers(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(condition, what):
@@ -94,15 +100,15 @@ class Server:
 class Assay(Server):
     """A scheduler and stores that have joined it. `pid` and `name` (of --store) are those of the first."""
 
-    def __init__(self, ram_mib=192, options=(), host="127.0.0.1", run_in=(), env=None):
+    def __init__(self, ram_mib=192, options=(), host="127.0.0.1", run_in=(), client_in=()):
         super().__init__(run_in)
-        self.ram_mib, self.options, self.host, self.env = ram_mib, list(options), host, env
+        self.ram_mib, self.options, self.host, self.client_in = ram_mib, list(options), host, list(client_in)
 
     def start(self):
         scheduler = self.launch(BIN / "assay-scheduler", f"--listen={self.host}:0", f"--http={self.host}:0")
         self.scheduler = json.loads(self.line(scheduler))["rpc"]
         store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={self.ram_mib}MiB",
-                            *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *self.options, env=self.env)
+                            *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *self.options)
         self.ready, self.pid = json.loads(self.line(store)), store.pid
         wait_until(lambda: self.node() is not None, "the store joins the scheduler")
         self.name = f"{self.node()['node_id']}@{self.ready['data']}"
@@ -116,7 +122,7 @@ class Assay(Server):
     def load(self, op, tls="tcp", **options):
         """One run of bench_store; tls names the transports (None: all, as a client has them)."""
         env = dict(os.environ, **({"UCX_TLS": tls} if tls else {}))
-        command = [*self.run_in, BIN / "bench_store", "--store", self.name, "--op", op, "--pid", self.pid]
+        command = [*self.client_in, BIN / "bench_store", "--store", self.name, "--op", op, "--pid", self.pid]
         for name, value in options.items():
             command += [f"--{name.replace('_', '-')}", value]
         result = table.one_line([str(part) for part in command], env)
@@ -168,6 +174,37 @@ def peer_load(server, op, tls, size, depth, set_mib, seconds):
     if result["misses"]:
         table.say(f"{server.kind} {op} of {size}: {result['misses']} misses")
     return result
+
+
+MOONCAKE = Path(os.environ.get("ASSAY_CACHE", "")) / "mooncake"  # a python environment that has it
+
+
+class Mooncake(Server):
+    """Its master, and a process that gives it memory: the store side."""
+
+    def start(self):
+        self.port = free_port()
+        (program,) = MOONCAKE.glob("lib/python3*/site-packages/mooncake/mooncake_master")
+        quiet = {"GLOG_logtostderr": "1", "GLOG_minloglevel": "1"}
+        self.launch(program, "--rpc_address=127.0.0.1", f"--rpc_port={self.port}", "--metrics_host=127.0.0.1",
+                    f"--metrics_port={free_port()}", "--default_kv_lease_ttl=1s", env=quiet)
+        wait_until(lambda: port_answers(self.port), "mooncake_master listens")
+        segment = self.launch(MOONCAKE / "bin" / "python", HERE / "mooncake_load.py", "segment", f"127.0.0.1:{self.port}", 192 * MIB,
+                              env=quiet)
+        self.pid = segment.pid
+        while self.line(segment) != "ready\n":
+            pass
+
+    def load(self, size, batch, set_mib, seconds):
+        """What reads and writes have moved: two results."""
+        done = subprocess.run([str(part) for part in (MOONCAKE / "bin" / "python", HERE / "mooncake_load.py", "load",
+                                                      f"127.0.0.1:{self.port}", size, set_mib, batch, seconds, self.pid)],
+                              capture_output=True, text=True, cwd=self.folder.name,
+                              env={**os.environ, "GLOG_logtostderr": "1", "GLOG_minloglevel": "2"})
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode != 0 or len(lines) != 2:
+            raise RuntimeError((done.stderr.strip().splitlines() or ["no answer"])[-1])
+        return {one["op"]: one for one in lines}
 
 
 class Iperf(Server):

@@ -7,15 +7,19 @@ wire     reads of 1 MiB extents over shared memory and TCP loopback beside ucx_p
 objects  reads and writes of 1 MiB and 64 KiB beside Redis and memcached, over TCP and on one host (we over shared memory, they
          over a Unix socket or TCP, whichever is faster), each with a pipelining client written for it (bench_peer.c) and as much
          in flight; processor time of the store for each GB
+mooncake the same reads and writes beside Mooncake Store over TCP
 sizes    the same reads from 4 KiB to 8 MiB, to be read
 locate   keys a second of one store, 1,000 a batch
 latency  p99 of reads of 1 MiB while 30 % of the traffic is puts and the store evicts, over p99 without
+distance reads of 64 blocks of 1 MiB from another host at round trips of 0, 1 and 10 ms, as a share of what the link allows
+         (a round trip, then its rate) and beside iperf3 over the same link: network namespaces and a bridge in user space
+         (tests/tools); skipped without root or /dev/net/tun
 index    bytes that a store keeps for each block that it may have
 disk     the disk tier by itself: cold reads of 1 MiB blocks in random order, checked, against fio's direct reads at the same
          depth; writes behind and durable writes beside them; seconds from a start to ready with 100,000 blocks
 
 All run in turn in each round; a figure is the median of the rounds. Peers are started and ended here. Needs ucx_perftest,
-iperf3, redis-server, memcached and fio. Prints `row value target pass|miss`, after lines that name the machine, the commit
+iperf3, redis-server, memcached and fio. With --soak MINUTES instead: soak.py. Prints `row value target pass|miss`, after lines that name the machine, the commit
 and the command.
 """
 import json
@@ -24,10 +28,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import fetch
+import soak
 import table
-from peers import BIN, MIB, Assay, Iperf, Memcached, Redis, peer_load
+from peers import BIN, MIB, MOONCAKE, Assay, Iperf, Memcached, Mooncake, Redis, peer_load
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import netns  # noqa: E402
 
 DEPTH = 8
 DISK_MIB = 512
@@ -36,6 +45,9 @@ SET_MIB = 64
 TARGETS = {"redis": 1.5, "memcached": 1.1}
 TARGETS_ONE_HOST = {"redis": 4, "memcached": 3}
 CPU_TARGETS = {"redis": 0.5, "memcached": 0.8}
+ROUND_TRIPS_MS = [0, 1, 10]
+LINK_BYTES_PER_S = 250000000  # 2 Gbit/s: what two cores can carry beside both ends
+LINK_BLOCKS = 64
 SIZES = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20]
 
 
@@ -60,8 +72,8 @@ def read(store, size, tls, seconds, **options):
 
 
 def write(store, size, tls, seconds):
-    """Puts are single: as many in flight as fit into 16 MiB."""
-    return store.load("write", tls, bytes=size, slots=max(2, min(64, 16 * MIB // size)), batch=1, set_mib=1, seconds=seconds)
+    """Puts are single: as many in flight as fit into 8 MiB, which the store has free while it evicts."""
+    return store.load("write", tls, bytes=size, slots=max(2, min(64, 8 * MIB // size)), batch=1, set_mib=1, seconds=seconds)
 
 
 def medians(rounds):
@@ -164,6 +176,31 @@ def bench_objects(quick):
     return raw
 
 
+def bench_mooncake(quick):
+    if not (MOONCAKE / "bin" / "python").exists():
+        table.say("mooncake: left out: the package mooncake-transfer-engine-non-cuda is not installed (tools/requirements-mooncake.txt)")
+        return None
+    raw, seconds = {}, 0.3 if quick else 1
+    for size in (MIB, 64 << 10):
+        rounds = []
+        with Assay() as store, Mooncake() as mooncake:
+            for i in range(1 if quick else 3):
+                table.say(f"mooncake, {size_text(size)}: round {i + 1}")
+                try:
+                    theirs = mooncake.load(size, 2 * batch_of(size), SET_MIB, seconds)
+                except RuntimeError as error:
+                    table.say(f"mooncake: left out: it does not run here: {error}")
+                    return {"failed": str(error)}
+                rounds.append({"read": read(store, size, "tcp", seconds), "write": write(store, size, "tcp", seconds),
+                               "their_read": theirs["get"], "their_write": theirs["set"]})
+        speed = {key: statistics.median(one[key]["gb_per_s"] for one in rounds) for key in rounds[0]}
+        for op in ("read", "write"):
+            table.say(f"{op} of {size_text(size)}: tcp {speed[op]:.2f} GB/s, mooncake {speed[f'their_{op}']:.2f}")
+            table.row(f"{op}_{size_text(size)}_tcp_vs_mooncake", speed[op] / speed[f"their_{op}"], 1.5)
+        raw[size_text(size)] = rounds
+    return raw
+
+
 def bench_sizes(quick):
     need("redis-server", "memcached")
     raw, seconds = {}, 0.2 if quick else 0.6
@@ -212,6 +249,39 @@ def bench_latency(quick):
         table.row(f"p99_read_beside_puts_{name}", p99[1] / p99[0], 2.0, at_most=True)
         raw[name] = {"alone": alone, "beside": beside}
     return raw
+
+
+# ---- over a distance
+
+def distance_round(network, store, iperf, rtt_ms, quick):
+    network.tell("delay", 0, 1, rtt_ms * 500)
+    one = store.load("read", bytes=MIB, batch=LINK_BLOCKS, slots=1, set_mib=LINK_BLOCKS, seconds=1 if quick else 3)
+    return {"fetch_s": one["p50_us"] * 1e-6, "iperf3": iperf.gb_per_s(1 if quick else 3, omit=1)}
+
+
+def bench_distance(quick):
+    need("iperf3")
+    missing = netns.missing()
+    if missing:
+        table.say(f"distance: skipped: {missing}")
+        return {"skipped": missing}
+    rounds = {rtt_ms: [] for rtt_ms in ROUND_TRIPS_MS}
+    with netns.Network(2) as network:
+        here, there = network.hosts
+        at = {"host": there.address, "run_in": there.run_in, "client_in": here.run_in}
+        network.tell("rate", 0, 1, LINK_BYTES_PER_S)
+        with Assay(**at) as store, Iperf(**at) as iperf:
+            for i in range(1 if quick else 3):
+                for rtt_ms in ROUND_TRIPS_MS:
+                    table.say(f"distance of {rtt_ms} ms: round {i + 1}")
+                    rounds[rtt_ms].append(distance_round(network, store, iperf, rtt_ms, quick))
+    for rtt_ms, each in rounds.items():
+        m, bytes_read = medians(each), LINK_BLOCKS * MIB
+        table.say(f"{rtt_ms} ms: {bytes_read / m['fetch_s'] * 1e-9:.3f} GB/s, iperf3 {m['iperf3']:.3f}, "
+                  f"the link {LINK_BYTES_PER_S * 1e-9:.3f}")
+        table.row(f"read_at_{rtt_ms}ms_vs_link", (bytes_read / LINK_BYTES_PER_S + rtt_ms * 1e-3) / m["fetch_s"])
+        table.row(f"read_at_{rtt_ms}ms_vs_iperf3", bytes_read / m["fetch_s"] * 1e-9 / m["iperf3"])
+    return rounds
 
 
 def bench_index(quick):
@@ -263,8 +333,8 @@ def bench_disk(quick):
     return {"assay": ours, "fio_read": reads, "fio_write": writes}
 
 
-PARTS = {"wire": bench_wire, "objects": bench_objects, "sizes": bench_sizes, "locate": bench_locate, "latency": bench_latency,
-         "index": bench_index, "evict": bench_evict, "disk": bench_disk}
+PARTS = {"wire": bench_wire, "objects": bench_objects, "mooncake": bench_mooncake, "sizes": bench_sizes, "locate": bench_locate, "latency": bench_latency,
+         "distance": bench_distance, "index": bench_index, "evict": bench_evict, "disk": bench_disk}
 
 if __name__ == "__main__":
-    sys.exit(table.main("store", __doc__, PARTS))
+    sys.exit(soak.main() if any(word.startswith("--soak") for word in sys.argv) else table.main("store", __doc__, PARTS))

@@ -45,11 +45,25 @@ def main(name, doc, parts):
     parser.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
     parser.add_argument("--only", choices=list(parts), help="one part")
     args = parser.parse_args()
+    raw = {part: run_part(part, run, args.quick) for part, run in parts.items() if args.only in (None, part)}
+    return show(name, args.json, raw)
+
+
+def run_part(part, run, quick):
+    """A part that fails is a row that misses: the others are measured all the same."""
+    try:
+        return run(quick)
+    except (Exception, SystemExit) as error:
+        say(f"{part}: failed: {error!r}")
+        row(f"{part}_runs", 0, 1)
+        return {"failed": repr(error)}
+
+
+def show(name, as_json, raw):
+    """Prints all rows; returns the exit code: 1 when one missed."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    facts = {"machine": machine(), "commit": commit.stdout.strip(),
-             "command": " ".join(["./dev bench", name, *sys.argv[1:]])}
-    raw = {part: run(args.quick) for part, run in parts.items() if args.only in (None, part)}
-    if args.json:
+    facts = {"machine": machine(), "commit": commit.stdout.strip(), "command": " ".join(["./dev bench", name, *sys.argv[1:]])}
+    if as_json:
         print(json.dumps({**facts, "rows": ROWS, "raw": raw}, indent=1))
     else:
         for fact, value in facts.items():
