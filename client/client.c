@@ -37,6 +37,11 @@ as_metric_t assay_metrics[ASSAY_METRIC_COUNT] = {
         COUNTER("leases_expired_total", "Reads that took longer than their lease"),
     [ASSAY_METRIC_HOLES] = COUNTER("holes_total", "Fetches that ended before their last block"),
     [ASSAY_METRIC_LINKS_LOST] = COUNTER("stores_lost_total", "Connections to stores that failed"),
+    [ASSAY_METRIC_CONNECTS] = COUNTER("connects_total", "Connections to stores that were begun"),
+    [ASSAY_METRIC_REFUSED_CALLS] = COUNTER(
+        "refused_calls_total", "Questions that were not put to a store because it had just failed"),
+    [ASSAY_METRIC_STRANGERS] =
+        COUNTER("strangers_total", "Connections that reached another store than the one meant"),
     [ASSAY_METRIC_FALLBACKS_MISSING] = FALLBACKS("missing"),
     [ASSAY_METRIC_FALLBACKS_CHECKSUM] = FALLBACKS("checksum"),
     [ASSAY_METRIC_FALLBACKS_LEASE] = FALLBACKS("lease"),
@@ -65,6 +70,7 @@ void assay_client_options_init(assay_client_options_t *options)
         .connect_timeout_us = 2000000,
         .stall_timeout_us = 2000000,
         .retry_after_us = 1000000,
+        .retry_after_us_max = 15000000,
     };
 }
 

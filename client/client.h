@@ -38,7 +38,9 @@ typedef struct assay_client_options {
     size_t bytes_in_flight_max; // asked for and not yet here, per connection; one ask may exceed it
     uint64_t connect_timeout_us; // of connecting, and of each LOCATE
     uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
-    uint64_t retry_after_us;     // a store that failed is not tried again for this long
+    // A store that failed is not tried again for this long, twice as long after the next failure, and
+    // so on up to the most.
+    uint64_t retry_after_us, retry_after_us_max;
 } assay_client_options_t;
 
 // Fills the defaults (everything but loop and net).

@@ -5,7 +5,13 @@
 //   IDLE -> CONNECTING -> READY -> DOWN -> IDLE
 //
 //   CONNECTING  the network connects and HELLO is under way; calls wait.
-//   DOWN        it failed; until retry_after_us has passed, calls are refused at once.
+//   DOWN        it failed; for a while calls are refused at once. The while doubles with each failure,
+//               up to a most, until the store answers a question.
+//
+// After that while the first call is a probe: it connects, and calls that come until the store has said
+// HELLO are refused too. So a store that is gone costs few connections and makes nobody wait but
+// the probe. A store is its node id: where another one answers, ours is taken to be gone until the
+// scheduler says where it is, and the other is reached by a link of its own.
 //
 // `epoch` counts the connections of a link: leases, remote keys and reads belong to one of them.
 //
@@ -102,6 +108,22 @@ bool assay_link_is(const assay_link_t *link, uint64_t epoch)
     return link->state == LINK_READY && link->epoch == epoch;
 }
 
+// Its calls are refused from now on.
+static void link_down(assay_link_t *link)
+{
+    const assay_client_options_t *options = &link->client->options;
+    uint64_t wait_us = options->retry_after_us;
+    uint64_t most_us =
+        wait_us > options->retry_after_us_max ? wait_us : options->retry_after_us_max;
+    for (uint32_t i = 0; i < link->failures && wait_us > 0 && wait_us < most_us; i++) {
+        wait_us *= 2;
+    }
+    link->failures++;
+    link->silent_since_us = 0;
+    link->state = LINK_DOWN;
+    link->down_until_us = assay_now_us(link->client) + (wait_us < most_us ? wait_us : most_us);
+}
+
 void assay_link_fail(assay_link_t *link, as_status_t status)
 {
     if (link->state != LINK_CONNECTING && link->state != LINK_READY) {
@@ -113,8 +135,7 @@ void assay_link_fail(assay_link_t *link, as_status_t status)
         as_metric_add(&assay_metrics[ASSAY_METRIC_LINKS_LOST], 1);
     }
     link_disconnect(link);
-    link->state = LINK_DOWN;
-    link->down_until_us = assay_now_us(link->client) + link->client->options.retry_after_us;
+    link_down(link);
     assay_link_get(link); // through the callbacks
     while (link->calls) {
         assay_call_t *call = link->calls;
@@ -126,6 +147,20 @@ void assay_link_fail(assay_link_t *link, as_status_t status)
     assay_link_put(link);
 }
 
+void assay_link_silent(assay_link_t *link, uint64_t begun_us)
+{
+    const assay_client_t *client = link->client;
+    if (link->state != LINK_READY ||
+        assay_now_us(client) - begun_us < client->options.connect_timeout_us / 2) {
+        return;
+    }
+    if (link->silent_since_us == 0) {
+        link->silent_since_us = begun_us + (begun_us == 0);
+    } else if (begun_us > link->silent_since_us) { // not of the same fetch
+        assay_link_fail(link, AS_ERR_DEADLINE);
+    }
+}
+
 static void on_connect_timeout(void *ctx)
 {
     assay_link_fail(ctx, AS_ERR_DEADLINE);
@@ -135,9 +170,9 @@ static as_status_t link_connect(assay_link_t *link)
 {
     assay_client_t *client = link->client;
     as_status_t status = as_net_connect(client->net, link->store.data_address, &link->conn);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_CONNECTS], 1);
     if (status != AS_OK) {
-        link->state = LINK_DOWN;
-        link->down_until_us = assay_now_us(client) + client->options.retry_after_us;
+        link_down(link);
         return AS_ERR_UNREACHABLE;
     }
     link->epoch++;
@@ -198,7 +233,12 @@ static void link_hello(assay_link_t *link, const as_wire_hello_reply_t *hello, a
         return;
     }
     if (hello->status != AS_WIRE_OK || hello->node_id != link->store.node_id) {
-        // Another store has the address now: the scheduler will tell where ours has gone.
+        // Another store has the address now: the scheduler will tell where ours has gone. It will
+        // not come back here soon.
+        if (hello->status == AS_WIRE_OK) {
+            link->failures = UINT32_MAX / 2;
+            as_metric_add(&assay_metrics[ASSAY_METRIC_STRANGERS], 1);
+        }
         assay_link_fail(link, hello->status != AS_WIRE_OK ? AS_ERR_DENIED : AS_ERR_UNREACHABLE);
         return;
     }
@@ -254,7 +294,9 @@ as_status_t assay_call_start(assay_link_t *link, const assay_call_params_t *para
     if (link->state == LINK_DOWN && assay_now_us(client) >= link->down_until_us) {
         link->state = LINK_IDLE;
     }
-    if (link->state == LINK_DOWN) {
+    bool probing = link->state == LINK_CONNECTING && link->failures > 0;
+    if (link->state == LINK_DOWN || probing) {
+        as_metric_add(&assay_metrics[ASSAY_METRIC_REFUSED_CALLS], 1);
         return AS_ERR_UNREACHABLE;
     }
     if (!client->calls_unused) {
@@ -347,6 +389,8 @@ static void answer(assay_link_t *link, const as_wire_head_t *head, as_net_msg_t 
         assay_link_fail(link, AS_ERR_PROTOCOL);
         return;
     }
+    link->failures = 0;
+    link->silent_since_us = 0;
     void (*answered)(void *, const void *, as_net_msg_t *) = call->answered;
     void *owner = call->owner;
     assay_call_drop(call);

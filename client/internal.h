@@ -31,6 +31,9 @@ typedef enum assay_metric {
     ASSAY_METRIC_LEASES_EXPIRED,
     ASSAY_METRIC_HOLES,
     ASSAY_METRIC_LINKS_LOST,
+    ASSAY_METRIC_CONNECTS,
+    ASSAY_METRIC_REFUSED_CALLS,
+    ASSAY_METRIC_STRANGERS,
     ASSAY_METRIC_FALLBACKS_MISSING,
     ASSAY_METRIC_FALLBACKS_CHECKSUM,
     ASSAY_METRIC_FALLBACKS_LEASE,
@@ -64,6 +67,9 @@ struct assay_link {
     link_state_t state;
     uint64_t epoch; // grows with each connection: what belongs to an older one is void
     uint64_t down_until_us;
+    uint32_t failures; // one after the other, since it last answered a question
+    uint64_t
+        silent_since_us; // when the question was put that it let time out; 0: it answered since
     as_conn_t *conn;     // CONNECTING and READY
     as_timer_t *timer;   // of connecting
     assay_call_t *calls; // waiting for READY or for their answer, newest first
@@ -107,8 +113,11 @@ as_status_t assay_link_make(assay_client_t *client, const assay_store_t *store,
 void assay_link_get(assay_link_t *link);
 void assay_link_put(assay_link_t *link);                      // may free it, when it is no member
 bool assay_link_is(const assay_link_t *link, uint64_t epoch); // READY, and still that connection
-// Closes the connection; its calls fail with `status`; it is not tried again for retry_after_us.
+// Closes the connection; its calls fail with `status`; it is not tried again for a while.
 void assay_link_fail(assay_link_t *link, as_status_t status);
+// A question of begun_us will not be waited for any longer. When it has had its time, and so has one
+// before it, the link fails.
+void assay_link_silent(assay_link_t *link, uint64_t begun_us);
 void assay_link_close(assay_link_t *link); // for assay_client_free
 // Sends the question now or once the link is READY; connects it when it is idle. On an error
 // nothing is called.
@@ -130,6 +139,7 @@ typedef struct assay_part {
     uint32_t count;
     assay_call_t *call;   // while it is asked
     bool begun, answered; // answered: or failed
+    bool silent;          // had time enough to answer
     uint64_t begun_us;
     uint64_t epoch; // of the link, when it was asked
     uint64_t asked_us;

@@ -366,6 +366,13 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
         }
         part_fail(part, AS_ERR_DEADLINE);
         part_end(part);
+        part->silent = true;
+    }
+    for (assay_part_t *part = fetch->parts; part; part = part->next) { // a link may fail by it
+        if (part->silent) {
+            part->silent = false;
+            assay_link_silent(part->link, part->begun_us);
+        }
     }
 }
 

@@ -175,9 +175,13 @@ static void on_call_failed(void *owner, as_status_t status)
 static void on_timer(void *ctx)
 {
     assay_put_t *put = ctx;
-    put_end(put, AS_ERR_DEADLINE);
     for (uint32_t i = 0; i < put->copy_count; i++) {
         put_copy_t *copy = &put->copies[i];
+        bool silent = copy->call != NULL;
+        copy_end(copy, AS_ERR_DEADLINE);
+        if (silent) {
+            assay_link_silent(copy->link, put->began_us);
+        }
         if (copy->sending > 0 && assay_link_is(copy->link, copy->epoch)) {
             assay_link_fail(copy->link, AS_ERR_DEADLINE);
         }
