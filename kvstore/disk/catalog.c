@@ -31,6 +31,7 @@
 #define FILES_MAX    256
 
 struct kvs_catalog {
+    char path[4096];
     rocksdb_t *db;
     rocksdb_options_t *options;
     rocksdb_column_family_handle_t *families[2]; // default, blocks
@@ -121,6 +122,30 @@ static as_status_t told(char *error, const char *what)
     return AS_ERR_IO;
 }
 
+static as_status_t database_open(kvs_catalog_t *catalog)
+{
+    const char *names[2] = {"default", "blocks"};
+    const rocksdb_options_t *both[2] = {catalog->options, catalog->options};
+    char *error = NULL;
+    catalog->db = rocksdb_open_column_families(catalog->options, catalog->path, 2, names, both,
+                                               catalog->families, &error);
+    return told(error, catalog->path);
+}
+
+static void database_close(kvs_catalog_t *catalog)
+{
+    for (int i = 0; i < 2; i++) {
+        if (catalog->db && catalog->families[i]) {
+            rocksdb_column_family_handle_destroy(catalog->families[i]);
+        }
+        catalog->families[i] = NULL;
+    }
+    if (catalog->db) {
+        rocksdb_close(catalog->db);
+        catalog->db = NULL;
+    }
+}
+
 as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
 {
     kvs_catalog_t *catalog = as_mem_zalloc(1, sizeof(*catalog));
@@ -139,13 +164,8 @@ as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
     catalog->write[1] = rocksdb_writeoptions_create();
     rocksdb_writeoptions_set_sync(catalog->write[1], 1);
     catalog->batch = rocksdb_writebatch_create();
-    const char *names[2] = {"default", "blocks"};
-    const rocksdb_options_t *both[2] = {options, options};
-    char path[4096], *error = NULL;
-    snprintf(path, sizeof(path), "%s/catalog", directory);
-    catalog->db =
-        rocksdb_open_column_families(options, path, 2, names, both, catalog->families, &error);
-    as_status_t status = told(error, path);
+    snprintf(catalog->path, sizeof(catalog->path), "%s/catalog", directory);
+    as_status_t status = database_open(catalog);
     if (status != AS_OK) {
         kvs_catalog_close(catalog);
         return status;
@@ -159,15 +179,9 @@ void kvs_catalog_close(kvs_catalog_t *catalog)
     if (!catalog) {
         return;
     }
-    for (int i = 0; i < 2; i++) {
-        if (catalog->families[i]) {
-            rocksdb_column_family_handle_destroy(catalog->families[i]);
-        }
-        rocksdb_writeoptions_destroy(catalog->write[i]);
-    }
-    if (catalog->db) {
-        rocksdb_close(catalog->db);
-    }
+    database_close(catalog);
+    rocksdb_writeoptions_destroy(catalog->write[0]);
+    rocksdb_writeoptions_destroy(catalog->write[1]);
     rocksdb_writebatch_destroy(catalog->batch);
     rocksdb_readoptions_destroy(catalog->read);
     rocksdb_options_destroy(catalog->options);
@@ -217,13 +231,33 @@ void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t ki
                                  sizeof(bytes));
 }
 
+// After a write that failed RocksDB takes no other until it is opened anew: a full disk or one that
+// failed once would end the tier.
+static as_status_t write_again(kvs_catalog_t *catalog, bool sync)
+{
+    database_close(catalog);
+    as_status_t status = database_open(catalog);
+    if (status != AS_OK) {
+        return status;
+    }
+    char *error = NULL;
+    rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
+    return told(error, "writing again");
+}
+
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
 {
     if (rocksdb_writebatch_count(catalog->batch) == 0) {
         return AS_OK;
     }
     char *error = NULL;
-    rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
+    if (catalog->db) {
+        rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
+    }
+    as_status_t status = told(error, "writing");
+    if (!catalog->db || status != AS_OK) {
+        status = write_again(catalog, sync);
+    }
     rocksdb_writebatch_clear(catalog->batch);
-    return told(error, "writing");
+    return status;
 }

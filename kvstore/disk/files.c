@@ -187,7 +187,8 @@ as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment)
     char path[4096];
     segment_path(files, segment->number, path);
     segment->fd = open_direct(files, path, O_RDWR | O_CLOEXEC);
-    if (segment->fd < 0 || fdatasync(segment->fd) != 0) {
+    struct stat stat;
+    if (segment->fd < 0 || fstat(segment->fd, &stat) != 0 || fdatasync(segment->fd) != 0) {
         AS_WARN("disk", "cannot open %s: %s", path, strerror(errno));
         if (segment->fd >= 0) {
             close(segment->fd);
@@ -195,6 +196,9 @@ as_status_t kvs_files_open_segment(kvs_files_t *files, kvs_segment_t *segment)
         }
         return AS_ERR_IO;
     }
+    // One of another size (--disk-size was changed) is not appended to.
+    bool same = (uint64_t)stat.st_size == files->segment_bytes;
+    segment->used_bytes = same ? 0 : files->segment_bytes;
     return AS_OK;
 }
 

@@ -88,6 +88,16 @@ static as_status_t drop_oldest(kvs_disk_t *disk)
     return AS_OK;
 }
 
+// Also those that go.
+static uint32_t file_count(const kvs_disk_t *disk)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i <= disk->slots_last; i++) {
+        count += disk->segments[i].number != 0 && !disk->segments[i].broken;
+    }
+    return count;
+}
+
 // The segment that has room for so many bytes.
 as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segment_p)
 {
@@ -96,11 +106,14 @@ as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segm
         *segment_p = newest;
         return AS_OK;
     }
-    if (disk->segment_count >= disk->segments_max) {
+    while (disk->segment_count >= disk->segments_max) {
         as_status_t status = drop_oldest(disk);
         if (status != AS_OK) {
             return status;
         }
+    }
+    if (disk->files_max > 0 && file_count(disk) >= disk->files_max) {
+        return AS_ERR_BUSY; // until one that goes is gone
     }
     kvs_segment_t *segment = kvs_segment_begin(disk, disk->last_number + 1);
     if (!segment) {
@@ -111,15 +124,16 @@ as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segm
     return AS_OK;
 }
 
-// The file of a segment could not be made. On a full disk the limit becomes what there is, so that
-// the oldest makes room for the next.
+// The file of a segment could not be made. On a full disk the limit becomes one less than what there
+// is, so that the next can be made while the oldest goes.
 void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment)
 {
     if (!segment->broken) {
         segment->broken = true;
         kvs_segment_unlink(disk, segment);
         if (segment->failed == ENOSPC && disk->segment_count > 0) {
-            disk->segments_max = disk->segment_count;
+            disk->files_max = file_count(disk);
+            disk->segments_max = disk->files_max > 1 ? disk->files_max - 1 : 1;
             AS_WARN("disk", "the disk is full: the tier keeps to %u segments", disk->segments_max);
         }
     }

@@ -43,6 +43,9 @@ static void on_record(void *ctx, const kvs_record_t *record)
         found->status = status;
         return;
     }
+    // What lies behind the last block that is known belongs to none: it is written over.
+    uint64_t end = record->offset + kvs_image_bytes(&record->spec);
+    segment->used_bytes = segment->used_bytes > end ? segment->used_bytes : end;
     kvs_table_found(disk, at);
     disk->entries[at].durable = true; // opening has synced both
 }
@@ -91,12 +94,14 @@ static as_status_t find_segments(kvs_disk_t *disk)
             continue;
         }
         kvs_segment_t *segment = kvs_segment_begin(disk, numbers.all[i]);
-        segment->used_bytes = disk->options.segment_bytes; // nothing is appended to it
         if (kvs_files_open_segment(disk->files, segment) == AS_OK) {
             kvs_segment_link(disk, segment);
         } else {
             segment->number = 0;
         }
+    }
+    for (kvs_segment_t *at = disk->oldest; at && at->newer; at = at->newer) {
+        at->used_bytes = disk->options.segment_bytes; // only the newest is appended to
     }
     as_mem_free(numbers.all);
     return status;

@@ -30,6 +30,7 @@ struct kvs_disk {
     kvs_segment_t *segments; // slots
     uint32_t slots_last;     // segments_max at the start: one more may be going
     uint32_t segments_max, segment_count;
+    uint32_t files_max; // segment files that a full disk had room for; 0: it was never full
     kvs_segment_t *oldest, *newest; // newest: written now
     uint32_t last_number;
     kvs_job_t *jobs; // out

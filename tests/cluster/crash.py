@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One store under load that is killed: what it has acknowledged, and what it says of it afterwards."""
+import os
+import subprocess
+
+from harness import BIN, Process
+
+LOAD = os.path.join(BIN, "store_load")
+FULL = bool(os.environ.get("ASSAY_TEST_FULL"))
+SECONDS = 120
+
+
+class Acknowledged:
+    """Numbers of blocks by what the store said of them. What it said nothing of may be there or not."""
+
+    def __init__(self):
+        self.durable, self.taken, self.next = [], [], 0
+
+    def note(self, line):
+        word, number = line.split()
+        assert word in ("durable", "taken", "failed"), line
+        {"durable": self.durable, "taken": self.taken, "failed": []}[word].append(int(number))
+        self.next = max(self.next, int(number) + 1)
+
+
+def start_store(folder, disk, *options):
+    number = len(list(folder.glob("store-*.log")))
+    arguments = ["--ram=96MiB", f"--disk={disk}", "--disk-size=512MiB", *options]
+    return Process("assay-kvstore", arguments, folder / f"store-{number}.log").wait_ready()
+
+
+def load(store, acknowledged, until, then, count=100000):
+    """Puts blocks; calls `then` once `until` were acknowledged, and reads on to the end."""
+    arguments = [LOAD, "put", store.address["data"], store.address["node_id"], str(acknowledged.next), str(count)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            lines = 0
+            for line in child.stdout:
+                acknowledged.note(line)
+                lines += 1
+                if lines == until:
+                    then()
+            child.wait(SECONDS)
+        finally:
+            child.kill()
+    acknowledged.next += 16  # those in flight had no answer
+
+
+def check(store, numbers):
+    """What the store has of these blocks: a list of numbers for each of right, missing and wrong."""
+    arguments = [LOAD, "check", store.address["data"], store.address["node_id"]]
+    done = subprocess.run(arguments, input=" ".join(map(str, numbers)), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    found = {"right": [], "missing": [], "wrong": []}
+    for line in done.stdout.splitlines():
+        word, number = line.split()
+        found[word].append(int(number))
+    assert sum(map(len, found.values())) == len(numbers)
+    return found
+
+
+def expect_kept(store, acknowledged, last=4000):
+    """Every durable block is right, no other is wrong."""
+    durable = check(store, acknowledged.durable[-last:])
+    assert not durable["wrong"] and not durable["missing"], durable
+    assert not check(store, acknowledged.taken[-last:])["wrong"]
