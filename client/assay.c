@@ -8,8 +8,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "client/assay_internal.h"
 #include "common/assert.h"
@@ -29,6 +27,8 @@ typedef struct job {
     pthread_cond_t ended;
     bool done;
     as_status_t status;
+    assay_rate_t *rates; // of assay_stores
+    uint32_t rate_count;
 } job_t;
 
 // ---- errors
@@ -47,10 +47,11 @@ const char *assay_version(void)
 
 const char *assay_result_name(int result)
 {
-    static const char *const names[] = {"cancelled", "failed", "unreachable", "timeout", "busy",
-                                        "invalid",   "ok",     "miss",        "exists",  "pending"};
-    bool known = result >= ASSAY_CANCELLED && result <= ASSAY_PENDING;
-    return known ? names[result - ASSAY_CANCELLED] : "unknown";
+    static const char *const names[] = {"conflict", "cancelled", "failed",  "unreachable",
+                                        "timeout",  "busy",      "invalid", "ok",
+                                        "miss",     "exists",    "pending"};
+    bool known = result >= ASSAY_CONFLICT && result <= ASSAY_PENDING;
+    return known ? names[result - ASSAY_CONFLICT] : "unknown";
 }
 
 int assay_fail(int result, const char *format, ...)
@@ -86,6 +87,8 @@ int assay_result_of(as_status_t status)
         return ASSAY_UNREACHABLE;
     case AS_ERR_CANCELLED:
         return ASSAY_CANCELLED;
+    case AS_ERR_CONFLICT:
+        return ASSAY_CONFLICT;
     default:
         return ASSAY_FAILED;
     }
@@ -98,6 +101,7 @@ void assay_describe(as_status_t status, const char *what, char text[ASSAY_ERROR_
              result == ASSAY_BUSY          ? "the store is full or too much is under way"
              : result == ASSAY_TIMEOUT     ? "not done in time"
              : result == ASSAY_UNREACHABLE ? "no store node answers"
+             : result == ASSAY_CONFLICT    ? "the store has other bytes under this key"
                                            : as_status_str(status));
 }
 
@@ -413,96 +417,39 @@ int assay_put(assay_t *assay, const assay_shape_t *shape, const uint8_t *namespa
     return assay_run(assay, &request, NULL);
 }
 
-// ---- memory
-
-// Brings the pages of it. False: they are not there to be written.
-static bool populate(const void *memory, size_t bytes)
-{
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-    uintptr_t first = (uintptr_t)memory & ~(page - 1);
-    size_t length = (((uintptr_t)memory + bytes + page - 1) & ~(page - 1)) - first;
-    return madvise((void *)first, length, MADV_POPULATE_WRITE) == 0;
-}
-
-// Linux from 5.14 on; before, the first read brings the pages.
-static bool can_populate(void)
-{
-    char own = 0;
-    return populate(&own, 1);
-}
-
-static bool overlaps(const assay_t *assay, const uint8_t *memory, size_t bytes)
-{
-    for (const region_t *region = assay->regions; region; region = region->next) {
-        if (memory < region->memory + region->bytes && region->memory < memory + bytes) {
-            return true;
-        }
-    }
-    return false;
-}
-
-int assay_buffer_register(assay_t *assay, void *memory, size_t bytes)
-{
-    if (!assay || !memory || bytes == 0 || (uintptr_t)memory + bytes < (uintptr_t)memory) {
-        return assay_fail(ASSAY_INVALID, "register: a client and some memory must be given");
-    }
-    region_t *region = as_mem_zalloc(1, sizeof(*region));
-    if (!region) {
-        return assay_fail(ASSAY_FAILED, "register: out of memory");
-    }
-    *region = (region_t){.memory = memory, .bytes = bytes};
-    pthread_mutex_lock(&assay->lock);
-    bool taken = overlaps(assay, memory, bytes);
-    if (!taken) {
-        region->next = assay->regions;
-        assay->regions = region;
-        assay->stats.buffer_bytes += bytes;
-    }
-    pthread_mutex_unlock(&assay->lock);
-    if (taken) {
-        as_mem_free(region);
-        return assay_fail(ASSAY_INVALID, "register: some of this memory is registered already");
-    }
-    if (!populate(memory, bytes) && can_populate()) {
-        int result = assay_buffer_unregister(assay, memory);
-        AS_ASSERT(result == ASSAY_OK);
-        return assay_fail(ASSAY_INVALID, "register: this memory cannot be written");
-    }
-    return ASSAY_OK;
-}
-
-int assay_buffer_unregister(assay_t *assay, void *memory)
-{
-    if (!assay || !memory) {
-        return assay_fail(ASSAY_INVALID, "unregister: a client and memory must be given");
-    }
-    pthread_mutex_lock(&assay->lock);
-    region_t **at = &assay->regions;
-    while (*at && (*at)->memory != memory) {
-        at = &(*at)->next;
-    }
-    region_t *region = *at;
-    if (region) {
-        *at = region->next;
-        assay->stats.buffer_bytes -= region->bytes;
-    }
-    pthread_mutex_unlock(&assay->lock);
-    as_mem_free(region);
-    return region ? ASSAY_OK : assay_fail(ASSAY_INVALID, "unregister: this is not registered");
-}
-
 // ---- figures
 
-int assay_stats(assay_t *assay, assay_stats_t *stats_p, size_t stats_bytes)
+static void start_rates(job_t *job)
 {
-    if (!assay || !stats_p) {
-        return assay_fail(ASSAY_INVALID, "stats: a client and a place for them must be given");
+    job->rate_count = assay_client_rates(job->assay->client, job->rates, ASSAY_STORES_MAX);
+    job_done(job, AS_OK);
+}
+
+int assay_stores(assay_t *assay, assay_store_info_t *stores_p, size_t store_bytes, uint32_t max,
+                 uint32_t *count_p)
+{
+    if (!assay || !count_p || (!stores_p && max > 0)) {
+        return assay_fail(ASSAY_INVALID, "stores: a client and places for them must be given");
     }
-    pthread_mutex_lock(&assay->lock);
-    size_t known = stats_bytes < sizeof(assay->stats) ? stats_bytes : sizeof(assay->stats);
-    memcpy(stats_p, &assay->stats, known);
-    pthread_mutex_unlock(&assay->lock);
-    memset((uint8_t *)stats_p + known, 0, stats_bytes - known);
+    if (pthread_equal(pthread_self(), assay->thread)) {
+        return assay_fail(ASSAY_INVALID, "a callback must not wait: ask for the stores elsewhere");
+    }
+    assay_rate_t rates[ASSAY_STORES_MAX];
+    job_t job = {.rates = rates};
+    as_status_t status = job_run(&job, assay, start_rates);
+    AS_ASSERT(status == AS_OK);
+    *count_p = job.rate_count < max ? job.rate_count : max;
+    for (uint32_t i = 0; i < *count_p; i++) {
+        assay_store_info_t info = {.node_id = rates[i].store.node_id,
+                                   .locate_us = rates[i].locate_us,
+                                   .bytes_per_s = rates[i].bytes_per_s,
+                                   .connected = rates[i].is_connected};
+        memcpy(info.address, rates[i].store.data_address, sizeof(info.address));
+        size_t known = store_bytes < sizeof(info) ? store_bytes : sizeof(info);
+        uint8_t *to = (uint8_t *)stores_p + i * store_bytes;
+        memcpy(to, &info, known);
+        memset(to + known, 0, store_bytes - known);
+    }
     return ASSAY_OK;
 }
 

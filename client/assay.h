@@ -44,7 +44,8 @@ typedef enum assay_result {
     ASSAY_TIMEOUT = -3,     // not done by its deadline
     ASSAY_UNREACHABLE = -4, // no scheduler or no store node
     ASSAY_FAILED = -5,      // anything else; see assay_last_error
-    ASSAY_CANCELLED = -6    // by assay_op_cancel or assay_close
+    ASSAY_CANCELLED = -6,   // by assay_op_cancel or assay_close
+    ASSAY_CONFLICT = -7     // put: the store has other bytes under this key
 } assay_result_t;
 
 typedef struct assay_config {
@@ -113,7 +114,7 @@ typedef struct assay_request {
     const uint8_t *keys;
     uint32_t count, first;
     uint32_t timeout_ms;          // from the call on; 0: the client's
-    const assay_shape_t *shape;   // get and put; copied
+    const assay_shape_t *shape;   // get and put; exists: for assay_op_load_us, or NULL; copied
     const uint8_t *namespace_key; // put: 32 bytes, copied
     // get and put: one pointer for each block, the array copied. What it points to is written by a
     // get and only read by a put.
@@ -149,6 +150,36 @@ const char *assay_op_error(assay_op_t *op); // one line; "" while it is pending 
 void assay_op_cancel(assay_op_t *op);
 // Forgets the handle; the operation goes on, where it is not over. Also after assay_close.
 void assay_op_free(assay_op_t *op);
+
+// ---- load or recompute
+
+// The client measures each store as it reads: the time of a question, and bytes a second.
+typedef struct assay_prediction {
+    uint32_t hit;     // blocks from the first that are stored
+    uint32_t load;    // 1: load them; 0: computing their tokens again is expected to be faster
+    uint64_t load_us; // expected; 0: not known, since a store was not read from lately; then load
+    uint64_t recompute_us; // of their tokens, at tokens_per_second
+    uint64_t reserved[4];  // zero
+} assay_prediction_t;
+
+// Looks for the prefix as assay_exists does, and says what is faster. What was measured more than
+// 30 s ago is not believed, so that a store that was slow is tried again.
+int assay_predict(assay_t *assay, const assay_shape_t *shape, const uint8_t *keys, uint32_t count,
+                  double tokens_per_second, assay_prediction_t *prediction_p);
+// Of an exists whose request has a shape: the expected time of loading all hits; 0: not known.
+uint64_t assay_op_load_us(assay_op_t *op);
+
+typedef struct assay_store_info {
+    uint64_t node_id;
+    char address[64];
+    uint64_t locate_us;   // of one question; 0: not known
+    uint64_t bytes_per_s; // of reads; 0: not known, or long ago
+    uint32_t connected, reserved;
+} assay_store_info_t;
+
+// The present stores. stores_p: room for `max` of store_bytes (sizeof(assay_store_info_t)) each.
+int assay_stores(assay_t *assay, assay_store_info_t *stores_p, size_t store_bytes, uint32_t max,
+                 uint32_t *count_p);
 
 // ---- registered memory
 

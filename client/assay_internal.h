@@ -59,6 +59,7 @@ struct assay_op {
     uint32_t refs; // the caller's handle, the client
     int result;
     uint32_t hit;
+    uint64_t load_us;
     char error[ASSAY_ERROR_BYTES];
     uint64_t deadline_us;
     // the request
@@ -95,6 +96,8 @@ void assay_take_nodes(assay_t *assay, const Assay__RouteReply *reply);
 
 // ---- assay_op.c
 
+// Starts it and waits; *op_p is set, and to be freed, when it was started.
+int assay_op_run(assay_t *assay, const assay_request_t *request, assay_op_t **op_p);
 // On the client's thread, once: `status` of the whole. The op may be gone right after.
 void assay_op_end(assay_op_t *op, as_status_t status);
 uint64_t assay_op_left_us(const assay_op_t *op); // at least 1 ms

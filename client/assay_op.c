@@ -102,11 +102,8 @@ int assay_start(assay_t *assay, const assay_request_t *request, assay_op_t **op_
     return ASSAY_OK;
 }
 
-int assay_run(assay_t *assay, const assay_request_t *request, uint32_t *hit_p)
+int assay_op_run(assay_t *assay, const assay_request_t *request, assay_op_t **op_p)
 {
-    if (hit_p) {
-        *hit_p = 0;
-    }
     if (assay && pthread_equal(pthread_self(), assay->thread)) {
         return assay_fail(ASSAY_INVALID, "a callback must not wait: use assay_start there");
     }
@@ -120,14 +117,23 @@ int assay_run(assay_t *assay, const assay_request_t *request, uint32_t *hit_p)
         pthread_cond_wait(&op->over, &op->lock);
     }
     pthread_mutex_unlock(&op->lock);
-    result = op->result;
+    if (op->result < 0) {
+        assay_fail(op->result, "%s", op->error);
+    }
+    *op_p = op;
+    return op->result;
+}
+
+int assay_run(assay_t *assay, const assay_request_t *request, uint32_t *hit_p)
+{
+    assay_op_t *op = NULL;
+    int result = assay_op_run(assay, request, &op);
     if (hit_p) {
-        *hit_p = op->hit;
+        *hit_p = op ? op->hit : 0;
     }
-    if (result < 0) {
-        assay_fail(result, "%s", op->error);
+    if (op) {
+        op_unref(op);
     }
-    op_unref(op);
     return result;
 }
 
@@ -277,6 +283,11 @@ int assay_op_result(assay_op_t *op)
 uint32_t assay_op_hit(assay_op_t *op)
 {
     return op && assay_op_result(op) != ASSAY_PENDING ? op->hit : 0;
+}
+
+uint64_t assay_op_load_us(assay_op_t *op)
+{
+    return op && assay_op_result(op) != ASSAY_PENDING ? op->load_us : 0;
 }
 
 const char *assay_op_error(assay_op_t *op)

@@ -52,11 +52,14 @@ static int check_layers(const assay_request_t *request, const char *name)
 
 static int check_blocks(const assay_request_t *request, const char *name, as_shape_t *shape)
 {
-    if (request->kind == ASSAY_KIND_EXISTS) {
+    if (request->kind == ASSAY_KIND_EXISTS && !request->shape) {
         return ASSAY_OK;
     }
     if (!assay_shape_take(request->shape, shape)) {
         return assay_fail(ASSAY_INVALID, "%s: the shape is not valid", name);
+    }
+    if (request->kind == ASSAY_KIND_EXISTS) {
+        return ASSAY_OK;
     }
     bool given = request->buffer || request->blocks;
     for (uint32_t i = 0; request->blocks && given && i < request->count - request->first; i++) {
@@ -149,7 +152,20 @@ int assay_request_take(assay_t *assay, const assay_request_t *request, assay_op_
 
 static void on_located(void *ctx, uint32_t block_count)
 {
-    ((assay_op_t *)ctx)->hit = block_count;
+    assay_op_t *op = ctx;
+    op->hit = block_count;
+    if (op->kind != ASSAY_KIND_EXISTS || op->shape.layers == 0) {
+        return;
+    }
+    assay_fetch_nodes(op->fetch, op->node_ids, op->count);
+    uint32_t found = 0;
+    for (uint32_t b = 0; b < (op->statuses ? op->count : block_count); b++) {
+        if (op->node_ids[b] != 0) {
+            op->node_ids[found++] = op->node_ids[b];
+        }
+    }
+    op->load_us =
+        assay_client_load_us(op->assay->client, op->node_ids, found, as_block_bytes(&op->shape));
 }
 
 static void on_layer(void *ctx, uint32_t layer)
@@ -365,4 +381,32 @@ void assay_request_cancel(assay_op_t *op)
             assay_put_cancel(op->puts[i].put);
         }
     }
+}
+
+// ---- load or recompute
+
+int assay_predict(assay_t *assay, const assay_shape_t *shape, const uint8_t *keys, uint32_t count,
+                  double tokens_per_second, assay_prediction_t *prediction_p)
+{
+    if (!shape || !prediction_p || !(tokens_per_second > 0)) {
+        return assay_fail(ASSAY_INVALID, "predict: a shape, tokens per second of computing and a "
+                                         "place for the prediction must be given");
+    }
+    const assay_request_t request = {.kind = ASSAY_KIND_EXISTS,
+                                     .flags = ASSAY_PREFIX,
+                                     .keys = keys,
+                                     .count = count,
+                                     .shape = shape};
+    assay_op_t *op = NULL;
+    int result = assay_op_run(assay, &request, &op);
+    if (op) {
+        double recompute_us = (double)op->hit * shape->block_tokens * 1e6 / tokens_per_second;
+        *prediction_p =
+            (assay_prediction_t){.hit = op->hit,
+                                 .load = op->load_us == 0 || (double)op->load_us <= recompute_us,
+                                 .load_us = op->load_us,
+                                 .recompute_us = (uint64_t)recompute_us};
+        assay_op_free(op);
+    }
+    return result;
 }

@@ -120,6 +120,24 @@ void assay_fetch_cancel(assay_fetch_t *fetch);
 as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args,
                          assay_fetch_t **fetch_p) AS_MUST_USE;
 uint64_t assay_fetch_bytes(const assay_fetch_t *fetch); // arrived so far
+// Which node each of the first `count` blocks was located at; 0: none. For use in on_located.
+void assay_fetch_nodes(const assay_fetch_t *fetch, uint64_t *node_ids, uint32_t count);
+
+// ---- how fast the stores are, as this client's fetches saw it
+
+typedef struct assay_rate {
+    assay_store_t store;
+    bool is_connected;
+    uint64_t locate_us;   // of one LOCATE; 0: not known
+    uint64_t bytes_per_s; // 0: not known, or measured too long ago
+} assay_rate_t;
+
+// How long loading these blocks will take, each from its node; 0: not known, since one of the stores
+// was not measured lately: whoever loads from it then measures it.
+uint64_t assay_client_load_us(const assay_client_t *client, const uint64_t *node_ids,
+                              uint32_t block_count, size_t block_bytes);
+// Of the present stores; returns how many.
+uint32_t assay_client_rates(const assay_client_t *client, assay_rate_t *rates, uint32_t count_max);
 
 typedef struct assay_put_args {
     as_shape_t shape;

@@ -70,6 +70,7 @@ static void link_disconnect(assay_link_t *link)
     if (!link->conn) {
         return;
     }
+    assay_rate_reset(link);
     as_net_rkey_free(link->rkey);
     link->rkey = NULL;
     link->local = NULL;

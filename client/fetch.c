@@ -188,6 +188,14 @@ uint64_t assay_fetch_bytes(const assay_fetch_t *fetch)
     return fetch->bytes;
 }
 
+void assay_fetch_nodes(const assay_fetch_t *fetch, uint64_t *node_ids, uint32_t count)
+{
+    for (uint32_t b = 0; b < count && b < fetch->args.block_count; b++) {
+        const assay_part_t *part = fetch->blocks[b].part;
+        node_ids[b] = part ? part->link->store.node_id : 0;
+    }
+}
+
 uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer)
 {
     size_t slot = (layer - fetch->layer_first) % fetch->args.layer_slots;

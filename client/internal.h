@@ -58,6 +58,14 @@ typedef struct assay_call assay_call_t;
 
 typedef enum link_state { LINK_IDLE, LINK_CONNECTING, LINK_READY, LINK_DOWN } link_state_t;
 
+// How fast a store is (rate.c).
+typedef struct link_rate {
+    double locate_us, bytes_per_us; // running means; 0: not known
+    uint64_t measured_us;           // when
+    bool busy;                      // bytes are owed
+    uint64_t since_us, spent_us, bytes;
+} link_rate_t;
+
 struct assay_link {
     assay_client_t *client;
     assay_link_t *next; // of the client
@@ -82,6 +90,7 @@ struct assay_link {
     size_t rkey_bytes;
     uint32_t reads_in_flight;
     size_t bytes_in_flight;
+    link_rate_t rate;
     as_wire_read_t asking; // a READ that is being filled (read.c)
 };
 
@@ -126,6 +135,13 @@ as_status_t assay_call_start(assay_link_t *link, const assay_call_params_t *para
 void assay_call_drop(assay_call_t *call); // a late answer is ignored
 uint64_t assay_call_id(const assay_call_t *call);
 void assay_handlers_init(assay_client_t *client, as_net_handlers_t *handlers_p);
+
+// rate.c
+void assay_rate_located(assay_link_t *link, uint64_t us);
+void assay_rate_begin(assay_link_t *link, uint64_t now_us); // bytes are owed
+void assay_rate_arrived(assay_link_t *link, size_t bytes);
+void assay_rate_end(assay_link_t *link, uint64_t now_us, bool idle); // idle: none are owed any more
+void assay_rate_reset(assay_link_t *link);
 
 // ---- fetches
 

@@ -289,6 +289,7 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
         assay_link_fail(link, AS_ERR_PROTOCOL);
         return;
     }
+    assay_rate_located(part->link, assay_now_us(fetch->client) - part->asked_us);
     part->lease_id = located->lease_id;
     part->lease_until_us = part->asked_us + (uint64_t)located->lease_ms * 1000;
     if (msg->data) {

@@ -60,6 +60,7 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
     }
     part->link->reads_in_flight++;
     part->link->bytes_in_flight += read_bytes(read);
+    assay_rate_begin(part->link, assay_now_us(fetch->client));
     return read;
 }
 
@@ -83,6 +84,7 @@ static void read_give(assay_read_t *read)
     if (part->link->epoch == read->epoch) {
         part->link->reads_in_flight--;
         part->link->bytes_in_flight -= read_bytes(read);
+        assay_rate_end(part->link, assay_now_us(fetch->client), part->link->bytes_in_flight == 0);
     }
     as_pool_give(fetch->client->reads, read);
 }
@@ -113,6 +115,7 @@ void assay_read_forget(assay_fetch_t *fetch)
         next = read->next;
         if (read->state == READ_ASKED) {
             assay_call_drop(read->call);
+            assay_rate_reset(read->part->link); // nobody waits to see how long it takes
             read_give(read);
         }
     }
@@ -156,6 +159,7 @@ static void take_read(assay_read_t *read, const uint8_t *from)
 {
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
+    assay_rate_arrived(part->link, read_bytes(read));
     for (uint32_t i = 0; i < read->count; i++) {
         for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
             uint32_t position = read->position + i, layer = read->layer + l;
@@ -182,7 +186,10 @@ static void copy_extent(assay_part_t *part)
                           (fetch->blocks[block].address - part->link->pool_address) +
                           (size_t)part->layer * fetch->extent_bytes;
     uint8_t *to = assay_fetch_place(fetch, block, part->layer);
+    assay_rate_begin(part->link, assay_now_us(fetch->client));
     uint32_t crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
+    assay_rate_arrived(part->link, fetch->extent_bytes);
+    assay_rate_end(part->link, assay_now_us(fetch->client), true);
     if (!lease_holds(part)) {
         assay_fetch_lost(part, block, AS_ERR_LEASE);
         return;

@@ -22,7 +22,7 @@ ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
 PACKAGE = os.path.join(ROOT, "client", "python")
 LIBRARY = os.path.join(os.path.dirname(os.path.abspath(BIN)), "lib", "libassay.so")
 STRUCTS = {"assay_config_t": "Config", "assay_shape_t": "ShapeStruct", "assay_request_t": "Request",
-           "assay_stats_t": "StatsStruct"}
+           "assay_stats_t": "StatsStruct", "assay_prediction_t": "PredictionStruct", "assay_store_info_t": "StoreStruct"}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +298,25 @@ def test_memory_is_registered_and_figures_add_up(client, chain):
     figures = client.stats()
     assert (figures.buffer_bytes, figures.blocks_got, figures.bytes_got) == (0, 40, out.nbytes)
     assert (figures.blocks_put, figures.stores, figures.in_flight) == (40, 2, 0)
+
+
+def test_loading_is_weighed_against_computing(assay, client, chain):
+    client.put_many(chain.keys, chain.shape, chain.space, chain.blocks)
+    first = client.predict(chain.keys, chain.shape, 1e9)
+    assert (first.hit, first.load, first.load_seconds) == (40, True, None)
+    out = numpy.zeros_like(chain.blocks)
+
+    def known():
+        client.get_into(chain.keys, chain.shape, out)
+        return client.predict(chain.keys, chain.shape, 1e9).load_seconds
+
+    wait_until(known, 30, "the stores are measured")
+    fast, slow = client.predict(chain.keys, chain.shape, 1e12), client.predict(chain.keys, chain.shape, 0.001)
+    assert not fast.load and slow.load and slow.recompute_seconds == 40 * 16 * 1000
+    stores = client.stores()
+    assert len(stores) == 2 and any(one.bytes_per_second and one.locate_seconds and one.connected for one in stores)
+    with pytest.raises(assay.Conflict, match="other bytes"):
+        client.put(chain.keys, chain.shape, chain.space, 0, chain.blocks[1])
 
 
 def test_a_forgotten_client_is_closed(assay, world):

@@ -11,11 +11,11 @@
         out = numpy.empty((len(keys), *shape.block_shape), "f2")
         hits = client.get_into(keys, shape, out)                 # written where it lies; out[:hits] is right
 """
-from ._client import Client, Operation, Stats
-from ._errors import AssayError, Busy, Failed, Invalid, Timeout, Unreachable
+from ._client import Client, Operation, Prediction, Stats, Store
+from ._errors import AssayError, Busy, Conflict, Failed, Invalid, Timeout, Unreachable
 from ._keys import Keys, Shape, chain, namespace
 from ._library import version
 
-__all__ = ["AssayError", "Busy", "Client", "Failed", "Invalid", "Keys", "Operation", "Shape", "Stats", "Timeout",
-           "Unreachable", "chain", "namespace", "version"]
+__all__ = ["AssayError", "Busy", "Client", "Conflict", "Failed", "Invalid", "Keys", "Operation", "Prediction", "Shape",
+           "Stats", "Store", "Timeout", "Unreachable", "chain", "namespace", "version"]
 __version__ = version()

@@ -44,6 +44,28 @@ class Stats:
     stores: int
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Whether to load a stored prefix or compute it again. load_seconds: None where no store was read from lately, or not all
+    of them: then load is True."""
+
+    hit: int
+    load: bool
+    load_seconds: Optional[float]
+    recompute_seconds: float
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store as this client sees it. None: not known, or measured too long ago."""
+
+    node_id: int
+    address: str
+    connected: bool
+    locate_seconds: Optional[float]
+    bytes_per_second: Optional[int]
+
+
 class _Call:
     """A request, and all that its memory is: lives until the library no longer refers to it."""
 
@@ -405,6 +427,26 @@ class Client:
             with contextlib.suppress(Exception), self._inside() as handle:
                 lib.library.assay_buffer_unregister(handle, pin.address)
             pin.release()
+
+    def predict(self, keys: KeysLike, shape: Shape, tokens_per_second: float) -> Prediction:
+        """What is faster for the stored prefix of a chain: loading it, or computing its tokens again at that rate."""
+        keys, struct = keys if isinstance(keys, Keys) else Keys(keys), lib.PredictionStruct()
+        with self._inside() as handle:
+            result = lib.library.assay_predict(handle, ctypes.byref(shape.struct()), keys.packed, len(keys),
+                                               tokens_per_second, ctypes.byref(struct))
+        if result < 0:
+            raise error_of(result, lib.last_error())
+        return Prediction(struct.hit, bool(struct.load), struct.load_us / 1e6 or None, struct.recompute_us / 1e6)
+
+    def stores(self) -> List[Store]:
+        """The present stores, and what was measured of them."""
+        structs, count = (lib.StoreStruct * 64)(), ctypes.c_uint32()
+        with self._inside() as handle:
+            result = lib.library.assay_stores(handle, structs, ctypes.sizeof(lib.StoreStruct), 64, ctypes.byref(count))
+        if result != lib.OK:
+            raise error_of(result, lib.last_error())
+        return [Store(one.node_id, one.address.decode(), bool(one.connected), one.locate_us / 1e6 or None,
+                      one.bytes_per_s or None) for one in structs[:count.value]]
 
     def stats(self) -> Stats:
         """What this client did since it was opened."""

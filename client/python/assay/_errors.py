@@ -35,11 +35,17 @@ class Unreachable(AssayError, ConnectionError):
     result = lib.UNREACHABLE
 
 
+class Conflict(AssayError):
+    """The store has other bytes under this key: two writers compute different things."""
+
+    result = lib.CONFLICT
+
+
 class Failed(AssayError):
     """Anything else."""
 
 
-_BY_RESULT = {one.result: one for one in (Invalid, Busy, Timeout, Unreachable)}
+_BY_RESULT = {one.result: one for one in (Invalid, Busy, Timeout, Unreachable, Conflict)}
 
 
 def error_of(result: int, text: str) -> AssayError:

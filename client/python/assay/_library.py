@@ -11,7 +11,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint
 from typing import Any
 
 OK, MISS, EXISTS, PENDING = 0, 1, 2, 3
-INVALID, BUSY, TIMEOUT, UNREACHABLE, FAILED, CANCELLED = -1, -2, -3, -4, -5, -6
+INVALID, BUSY, TIMEOUT, UNREACHABLE, FAILED, CANCELLED, CONFLICT = -1, -2, -3, -4, -5, -6, -7
 KIND_EXISTS, KIND_GET, KIND_PUT = 1, 2, 3
 PREFIX, DURABLE = 1, 2
 KEY_BYTES = 32
@@ -54,6 +54,20 @@ class StatsStruct(ctypes.Structure):
     _fields_ += [(name, c_uint32) for name in ("in_flight", "in_flight_max", "stores", "reserved")]
 
 
+class PredictionStruct(ctypes.Structure):
+    """assay_prediction_t"""
+
+    _fields_ = [("hit", c_uint32), ("load", c_uint32), ("load_us", c_uint64), ("recompute_us", c_uint64),
+                ("reserved", c_uint64 * 4)]
+
+
+class StoreStruct(ctypes.Structure):
+    """assay_store_info_t"""
+
+    _fields_ = [("node_id", c_uint64), ("address", ctypes.c_char * 64), ("locate_us", c_uint64),
+                ("bytes_per_s", c_uint64), ("connected", c_uint32), ("reserved", c_uint32)]
+
+
 _FUNCTIONS = {
     "assay_last_error": (c_char_p, []),
     "assay_version": (c_char_p, []),
@@ -65,6 +79,9 @@ _FUNCTIONS = {
     "assay_op_error": (c_char_p, [c_void_p]),
     "assay_op_cancel": (None, [c_void_p]),
     "assay_op_free": (None, [c_void_p]),
+    "assay_predict": (c_int, [c_void_p, POINTER(ShapeStruct), c_char_p, c_uint32, ctypes.c_double,
+                              POINTER(PredictionStruct)]),
+    "assay_stores": (c_int, [c_void_p, POINTER(StoreStruct), c_size_t, c_uint32, POINTER(c_uint32)]),
     "assay_buffer_register": (c_int, [c_void_p, c_void_p, c_size_t]),
     "assay_buffer_unregister": (c_int, [c_void_p, c_void_p]),
     "assay_stats": (c_int, [c_void_p, POINTER(StatsStruct), c_size_t]),

@@ -408,6 +408,55 @@ static void figures_count_what_was_done(void **state)
     free(buffer);
 }
 
+static void loading_is_weighed_against_computing_again(void **state)
+{
+    (void)state;
+    put_all(12);
+    assay_prediction_t prediction = {0};
+    assert_int_equal(assay_predict(assay, &shape, keys, BLOCKS, 1e9, &prediction), ASSAY_OK);
+    assert_int_equal(prediction.hit, 12);
+    assert_int_equal(prediction.load_us, 0); // nothing was loaded yet: try
+    assert_int_equal(prediction.load, 1);
+    assert_int_equal(prediction.recompute_us, 0);
+    uint8_t *buffer = calloc(12, block_bytes);
+    assay_store_info_t store = {0};
+    uint32_t count = 0;
+    for (int i = 0; i < 1000 && store.bytes_per_s == 0; i++) {
+        uint32_t hit;
+        assert_int_equal(assay_get(assay, &shape, keys, 12, buffer, &hit), ASSAY_OK);
+        assert_int_equal(assay_stores(assay, &store, sizeof(store), 1, &count), ASSAY_OK);
+        assert_int_equal(count, 1);
+    }
+    assert_true(store.bytes_per_s > 0 && store.locate_us > 0 && store.connected);
+    assert_int_equal(store.node_id, kvs_store_node_id(cluster.store));
+    assert_int_equal(assay_predict(assay, &shape, keys, BLOCKS, 1e-3, &prediction), ASSAY_OK);
+    assert_true(prediction.load_us > 0 && prediction.load == 1);
+    assert_true(prediction.recompute_us == 12 * 16 * 1000000000ull);
+    assert_int_equal(assay_predict(assay, &shape, keys, BLOCKS, 1e12, &prediction), ASSAY_OK);
+    assert_true(prediction.load_us > 0 && prediction.load == 0);
+    assert_int_equal(assay_predict(assay, &shape, keys, BLOCKS, 0, &prediction), ASSAY_INVALID);
+    // The same of keys that are no chain, without waiting.
+    assay_request_t request = request_of(ASSAY_KIND_EXISTS, BLOCKS);
+    request.shape = &shape;
+    assay_op_t *op;
+    assert_int_equal(assay_start(assay, &request, &op), ASSAY_OK);
+    assert_int_equal(assay_op_wait(op, 10000), ASSAY_OK);
+    assert_true(assay_op_load_us(op) > 0);
+    assay_op_free(op);
+    free(buffer);
+}
+
+static void other_bytes_under_a_key_are_a_conflict(void **state)
+{
+    (void)state;
+    put_all(1);
+    uint8_t *block = malloc(block_bytes);
+    fill(block, 7);
+    assert_int_equal(assay_put(assay, &shape, namespace_key, keys, 0, block), ASSAY_CONFLICT);
+    assert_non_null(strstr(assay_last_error(), "other bytes"));
+    free(block);
+}
+
 static void what_this_version_does_not_know_is_refused(void **state)
 {
     (void)state;
@@ -450,6 +499,8 @@ int main(void)
         TEST(closing_ends_what_is_in_flight),
         TEST(memory_is_registered_once_and_must_be_writable),
         TEST(figures_count_what_was_done),
+        TEST(loading_is_weighed_against_computing_again),
+        TEST(other_bytes_under_a_key_are_a_conflict),
         TEST(what_this_version_does_not_know_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
