@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The admin service: figures, a listing in key order, and forgetting blocks. Handlers answer at
-// once.
+// The admin service: figures, a listing in key order, forgetting blocks, pins and quotas. Handlers
+// answer at once.
 #include <string.h>
 
 #include "common/rpc.h"
 #include "kvstore/store.h"
 #include "proto/kvstore.pb-c.h"
 
-#define LIST_MAX 1000u // blocks of one page
-#define DROP_MAX 16384u
+#define LIST_MAX 1000u // blocks of one page, and accounts
+#define KEYS_MAX 16384u
 
 // The service is the first member, so that a handler finds the rest from the pointer that it is
 // given.
@@ -18,6 +18,8 @@ typedef struct kvs_admin {
     uint32_t page[LIST_MAX + 1]; // ids of the index, in key order
     Assay__StoreBlock blocks[LIST_MAX];
     Assay__StoreBlock *pointers[LIST_MAX];
+    Assay__StoreAccount accounts[LIST_MAX];
+    Assay__StoreAccount *account_pointers[LIST_MAX];
 } kvs_admin_t;
 
 static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequest *request,
@@ -42,6 +44,11 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.bytes_written = stat.bytes_written;
     reply.evictions = stat.evictions;
     reply.connections = stat.connections;
+    reply.quota_evictions = stat.quota_evictions;
+    reply.purged = stat.purged;
+    reply.ghost_hits = stat.ghost_hits;
+    reply.soft_pinned_bytes = stat.soft_bytes;
+    reply.hard_pinned_bytes = stat.hard_bytes;
     reply.disk_blocks = stat.disk_blocks;
     reply.disk_bytes_used = stat.disk_bytes_used;
     reply.disk_bytes_max = stat.disk_bytes_max;
@@ -95,6 +102,8 @@ static void describe(kvs_block_t *block, uint64_t now_us, Assay__StoreBlock *to)
     to->bytes = block->bytes;
     to->uses = block->uses;
     to->leases = block->leases;
+    to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.namespace_key.bytes};
+    to->pin = (Assay__PinLevel)block->guard;
     to->age_us = now_us - block->sealed_us;
 }
 
@@ -135,30 +144,168 @@ static void serve_list(Assay__Store_Service *service, const Assay__StoreListRequ
     closure(&reply, closure_data);
 }
 
+// The texts are of the caller's mistakes; NULL: the keys are sound.
+static const char *keys_fault(const ProtobufCBinaryData *keys, size_t count)
+{
+    if (count > KEYS_MAX) {
+        return "more than 16384 keys";
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (keys[i].len != sizeof(as_key_t)) {
+            return "a key has 32 bytes";
+        }
+    }
+    return NULL;
+}
+
+static as_key_t key_of(const ProtobufCBinaryData *bytes)
+{
+    as_key_t key;
+    memcpy(key.bytes, bytes->data, sizeof(key));
+    return key;
+}
+
+static void refuse(ProtobufCClosure closure, void *closure_data, const char *text)
+{
+    as_rpc_fail(closure, closure_data, AS_ERR_INVALID, text);
+}
+
 static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequest *request,
                        Assay__StoreDropReply_Closure closure, void *closure_data)
 {
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
-    if (request->n_keys > DROP_MAX) {
-        as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_LIMIT, "more than 16384 keys");
+    const char *fault = keys_fault(request->keys, request->n_keys);
+    if (!fault && request->namespace_key.len > 0 &&
+        (request->namespace_key.len != sizeof(as_key_t) || request->n_keys > 0)) {
+        fault = "namespace_key has 32 bytes and comes without keys";
+    }
+    if (fault) {
+        refuse((ProtobufCClosure)closure, closure_data, fault);
         return;
     }
-    for (size_t i = 0; i < request->n_keys; i++) {
-        if (request->keys[i].len != sizeof(as_key_t)) {
-            as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_INVALID,
-                        "a key has 32 bytes");
-            return;
-        }
-    }
     Assay__StoreDropReply reply = ASSAY__STORE_DROP_REPLY__INIT;
-    if (request->n_keys == 0) {
+    if (request->namespace_key.len > 0) {
+        as_key_t owner = key_of(&request->namespace_key);
+        reply.dropped = kvs_store_purge(store, &owner);
+    } else if (request->n_keys == 0) {
         reply.dropped = kvs_store_drop_all(store);
     }
     for (size_t i = 0; i < request->n_keys; i++) {
-        as_key_t key;
-        memcpy(key.bytes, request->keys[i].data, sizeof(key));
+        as_key_t key = key_of(&request->keys[i]);
         reply.dropped += kvs_store_drop(store, &key);
     }
+    closure(&reply, closure_data);
+}
+
+static void serve_pin(Assay__Store_Service *service, const Assay__StorePinRequest *request,
+                      Assay__StorePinReply_Closure closure, void *closure_data)
+{
+    kvs_store_t *store = ((kvs_admin_t *)service)->store;
+    const char *fault = keys_fault(request->keys, request->n_keys);
+    if (request->level != ASSAY__PIN_LEVEL__PIN_LEVEL_SOFT &&
+        request->level != ASSAY__PIN_LEVEL__PIN_LEVEL_HARD) {
+        fault = "level is soft or hard";
+    }
+    if (fault) {
+        refuse((ProtobufCClosure)closure, closure_data, fault);
+        return;
+    }
+    Assay__StorePinReply reply = ASSAY__STORE_PIN_REPLY__INIT;
+    for (size_t i = 0; i < request->n_keys; i++) {
+        as_key_t key = key_of(&request->keys[i]);
+        as_status_t status = kvs_store_pin(store, &key, (kvs_guard_t)request->level);
+        reply.pinned += status == AS_OK;
+        reply.missing += status == AS_ERR_NOT_FOUND;
+        reply.refused += status == AS_ERR_LIMIT;
+    }
+    closure(&reply, closure_data);
+}
+
+static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRequest *request,
+                        Assay__StoreUnpinReply_Closure closure, void *closure_data)
+{
+    kvs_store_t *store = ((kvs_admin_t *)service)->store;
+    const char *fault = keys_fault(request->keys, request->n_keys);
+    if (fault) {
+        refuse((ProtobufCClosure)closure, closure_data, fault);
+        return;
+    }
+    Assay__StoreUnpinReply reply = ASSAY__STORE_UNPIN_REPLY__INIT;
+    if (request->n_keys == 0) {
+        reply.unpinned = kvs_store_unpin_all(store);
+    }
+    for (size_t i = 0; i < request->n_keys; i++) {
+        as_key_t key = key_of(&request->keys[i]);
+        reply.unpinned += kvs_store_pin(store, &key, KVS_GUARD_NONE) == AS_OK;
+    }
+    closure(&reply, closure_data);
+}
+
+static uint64_t quota_told(size_t bytes)
+{
+    return bytes == KVS_QUOTA_NONE ? 0 : bytes;
+}
+
+static void describe_account(kvs_store_t *store, uint32_t id, Assay__StoreAccount *to)
+{
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    kvs_account_t *account = kvs_account_at(accounts, id);
+    assay__store_account__init(to);
+    to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), account->owner.bytes};
+    to->bytes = account->bytes;
+    to->blocks = account->blocks;
+    to->quota_bytes = quota_told(kvs_quota_of(accounts, id));
+    to->is_default = account->quota_bytes == KVS_QUOTA_NONE;
+}
+
+static void list_accounts(kvs_admin_t *admin, const as_key_t *owner, Assay__StoreQuotaReply *reply)
+{
+    kvs_accounts_t *accounts = kvs_index_accounts(admin->store->index);
+    uint32_t first = owner ? kvs_account_find(accounts, owner) : 0;
+    for (uint32_t id = first; id < kvs_accounts_max(accounts); id++) {
+        if (!kvs_account_at(accounts, id)->used) {
+            continue;
+        }
+        if (reply->n_accounts == LIST_MAX) {
+            reply->more = true;
+            return;
+        }
+        describe_account(admin->store, id, &admin->accounts[reply->n_accounts]);
+        admin->account_pointers[reply->n_accounts] = &admin->accounts[reply->n_accounts];
+        reply->n_accounts++;
+        if (owner) {
+            return;
+        }
+    }
+}
+
+static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRequest *request,
+                        Assay__StoreQuotaReply_Closure closure, void *closure_data)
+{
+    kvs_admin_t *admin = (kvs_admin_t *)service;
+    kvs_store_t *store = admin->store;
+    bool is_named = request->namespace_key.len > 0, changes = request->set || request->reset;
+    if ((is_named && request->namespace_key.len != sizeof(as_key_t)) || (changes && !is_named) ||
+        (request->set && (request->reset || request->bytes == 0 || request->bytes > INT64_MAX))) {
+        refuse((ProtobufCClosure)closure, closure_data,
+               "namespace_key has 32 bytes; set gives it bytes, or reset the default");
+        return;
+    }
+    as_key_t owner = {{0}};
+    if (is_named) {
+        owner = key_of(&request->namespace_key);
+    }
+    if (changes && kvs_store_set_quota(store, &owner,
+                                       request->set ? request->bytes : KVS_QUOTA_NONE) != AS_OK) {
+        as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_BUSY,
+                    "too many namespaces have blocks or quotas");
+        return;
+    }
+    Assay__StoreQuotaReply reply = ASSAY__STORE_QUOTA_REPLY__INIT;
+    reply.quota_bytes =
+        quota_told(kvs_quota_of(kvs_index_accounts(store->index), KVS_ACCOUNT_NONE));
+    reply.accounts = admin->account_pointers;
+    list_accounts(admin, is_named ? &owner : NULL, &reply);
     closure(&reply, closure_data);
 }
 

@@ -14,6 +14,11 @@
 // without walking down again. A child that is used or held keeps all of the chain above it; its use
 // is spent on that. A held block (pinned or leased) is in use: it is passed over.
 //
+// Blocks that an operator pinned (a guard) stand in a queue of their own, which is looked at when all
+// else is held: there soft guards go, from the ends of chains, and hard ones stay.
+//
+// An owner that reaches its quota loses blocks of its own by the same rules, in one queue.
+//
 // Every step either evicts, takes heat away, moves a block to the main queue, passes over one that is
 // held, or goes one block further down a chain. Steps are bounded, so that a store full of held blocks costs
 // a call, not a loop. A walk that is longer than a chain can be goes round in circles (parents are
@@ -32,12 +37,18 @@ typedef struct walk {
     uint32_t depth;          // blocks gone down
     const kvs_block_t *kept; // by the block below it: so those above it are kept, too
     uint32_t held;           // looks at the main queue in a row that led nowhere
+    uint32_t guarded;        // the same of the queue of guards
     bool moved;              // did anything but pass over held blocks
 } walk_t;
 
-static bool is_held(const kvs_block_t *block)
+static bool is_in_use(const kvs_block_t *block)
 {
     return block->pins > 0 || block->leases > 0;
+}
+
+static bool is_held(const kvs_block_t *block)
+{
+    return is_in_use(block) || block->guard != KVS_GUARD_NONE;
 }
 
 // The block stays, and is looked at again after all others.
@@ -91,6 +102,36 @@ static step_t evict_step(walk_t *walk, kvs_block_t *block)
     return EVICTED;
 }
 
+// The same of the queue of guards.
+static step_t guarded_step(walk_t *walk, kvs_block_t *block)
+{
+    bool may_descend = walk->depth < AS_CHAIN_BLOCKS_MAX;
+    bool is_soft = block->guard == KVS_GUARD_SOFT;
+    kvs_block_t *child = may_descend ? kvs_index_child(walk->index, block) : NULL;
+    bool is_child_held = child && (is_in_use(child) || child->guard != KVS_GUARD_SOFT);
+    if (!is_soft || is_in_use(block) || is_child_held || (child && child == walk->kept)) {
+        walk->guarded += walk->depth == 0;
+        walk->kept = block;
+        kvs_index_make_newest(walk->index, block, KVS_GUARDED);
+        return HELD;
+    }
+    if (child) {
+        kvs_index_make_oldest(walk->index, child, KVS_GUARDED);
+        return WENT_DOWN;
+    }
+    kvs_index_evict(walk->index, block);
+    walk->guarded = 0;
+    walk->moved = true;
+    return EVICTED;
+}
+
+// How many blocks in a row were found held, when each had its turn: those that a walk down met in
+// between will have theirs.
+static uint32_t passed(const walk_t *walk, step_t step, uint32_t before)
+{
+    return step == HELD ? before + (walk->depth == 0) : step == WENT_DOWN ? before : 0;
+}
+
 // The oldest block of the queue whose turn it is; NULL when all that there is is held.
 static kvs_block_t *next(const walk_t *walk)
 {
@@ -101,7 +142,11 @@ static kvs_block_t *next(const walk_t *walk)
     size_t bytes = small_bytes + kvs_index_queue_bytes(index, KVS_MAIN);
     bool is_large = small_bytes >= kvs_ghosts_small_bytes(kvs_index_ghosts(index), bytes);
     bool is_main_held = walk->held >= kvs_index_queue_blocks(index, KVS_MAIN);
-    return small && (is_large || is_main_held) ? small : is_main_held ? NULL : main;
+    if (small && (is_large || is_main_held)) {
+        return small;
+    }
+    bool are_all_held = is_main_held && walk->guarded >= kvs_index_queue_blocks(index, KVS_GUARDED);
+    return !is_main_held ? main : are_all_held ? NULL : kvs_index_oldest(index, KVS_GUARDED);
 }
 
 bool kvs_evict_some(kvs_index_t *index, const kvs_pool_t *pool, size_t used_bytes_goal,
@@ -116,13 +161,76 @@ bool kvs_evict_some(kvs_index_t *index, const kvs_pool_t *pool, size_t used_byte
             return false;
         }
         kvs_queue_t queue = block->queue;
-        step_t step = evict_step(&walk, block);
+        step_t step = queue == KVS_GUARDED ? guarded_step(&walk, block) : evict_step(&walk, block);
+        walk.held = step == HELD && queue != KVS_MAIN ? walk.held : passed(&walk, step, walk.held);
         walk.depth = step == WENT_DOWN ? walk.depth + 1 : 0;
-        walk.held = step == HELD        ? walk.held + (queue == KVS_MAIN)
-                    : step == WENT_DOWN ? walk.held
-                                        : 0;
         evicted += step == EVICTED;
     }
     *evicted_p += evicted;
     return walk.moved;
+}
+
+// ---- of one owner
+
+static step_t own_keep(walk_t *walk, kvs_block_t *block, step_t step)
+{
+    walk->kept = block;
+    kvs_index_own_move(walk->index, block, true);
+    return step;
+}
+
+static bool is_own_held(const kvs_account_t *owner, const kvs_block_t *block)
+{
+    return is_in_use(block) || block->guard > (owner->soft_too ? KVS_GUARD_SOFT : KVS_GUARD_NONE);
+}
+
+static step_t own_step(walk_t *walk, const kvs_account_t *owner, kvs_block_t *block)
+{
+    bool may_descend = walk->depth < AS_CHAIN_BLOCKS_MAX;
+    kvs_block_t *child = may_descend ? kvs_index_child(walk->index, block) : NULL;
+    if (child && child->account != block->account) { // a parent is what a writer says
+        child = NULL;
+    }
+    if (is_own_held(owner, block) ||
+        (child && (is_own_held(owner, child) || child == walk->kept))) {
+        return own_keep(walk, block, HELD);
+    }
+    kvs_block_t *used = block->heat > 0 ? block : child && child->heat > 0 ? child : NULL;
+    if (used) {
+        kvs_index_cool(used);
+        return own_keep(walk, block, COOLED);
+    }
+    if (child) {
+        kvs_index_own_move(walk->index, child, false);
+        return WENT_DOWN;
+    }
+    kvs_index_doom(walk->index, block); // no ghost: it did not go for want of room
+    return EVICTED;
+}
+
+bool kvs_evict_account(kvs_index_t *index, uint32_t account, uint64_t *evicted_p)
+{
+    walk_t walk = {.index = index};
+    kvs_account_t *owner = kvs_account_at(kvs_index_accounts(index), account);
+    uint32_t evicted = 0, steps = 0;
+    bool more = true;
+    for (; steps < STEPS_MAX && evicted < KVS_EVICT_BATCH; steps++) {
+        bool all_held = owner->passed >= owner->sealed;
+        more =
+            owner->bytes > owner->goal_bytes && owner->sealed > 0 && !(all_held && owner->soft_too);
+        if (!more) {
+            break;
+        }
+        if (all_held) {
+            owner->soft_too = true;
+            owner->passed = 0;
+        }
+        step_t step = own_step(&walk, owner, kvs_index_own_oldest(index, account));
+        owner->passed = passed(&walk, step, owner->passed);
+        walk.depth = step == WENT_DOWN ? walk.depth + 1 : 0;
+        owner->soft_too &= step != EVICTED; // what stood above it may go first
+        evicted += step == EVICTED;
+    }
+    *evicted_p += evicted;
+    return more;
 }

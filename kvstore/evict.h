@@ -14,4 +14,7 @@
 bool kvs_evict_some(kvs_index_t *index, const kvs_pool_t *pool, size_t used_bytes_goal,
                     uint64_t *evicted_p);
 
+// The same of one owner's blocks only, until no more than its goal is charged to it.
+bool kvs_evict_account(kvs_index_t *index, uint32_t account, uint64_t *evicted_p);
+
 #endif

@@ -13,6 +13,7 @@ static struct {
     const char *disk;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
+    int64_t pin_max, quota_bytes;
 } values;
 
 static as_daemon_flags_t common;
@@ -43,6 +44,12 @@ static const as_option_t table[] = {
         .min = 1, .max = 100),
     ROW("evict-low", INT, evict_low, "90", "PERCENT", "memory in use at which eviction ends",
         .min = 0, .max = 100),
+    ROW("pin-max", INT, pin_max, "25", "PERCENT", "memory that hard pins may have", .min = 0,
+        .max = 100),
+    ROW("quota", BYTES, quota_bytes, "0", "BYTES",
+        "memory that the blocks of one namespace may have, unless `assay quota` gives it another; "
+        "0 is all of it",
+        .min = 0, .max = 1e13),
     ROW("disk", STRING, disk, NULL, "DIR",
         "keep blocks on disk too, in this directory of the store's own; without it in memory only"),
     ROW("disk-size", BYTES, disk_bytes, "64GiB", "BYTES", "files of --disk, at most",
@@ -109,6 +116,8 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.reservation_us = (uint64_t)values.reservation_ms * 1000;
     flags_p->store.evict_high_percent = (uint32_t)values.evict_high;
     flags_p->store.evict_low_percent = (uint32_t)values.evict_low;
+    flags_p->store.pin_percent = (uint32_t)values.pin_max;
+    flags_p->store.quota_bytes = (uint64_t)values.quota_bytes;
     flags_p->rpc = values.rpc_address;
     flags_p->http = values.http_address;
     flags_p->scheduler = values.scheduler;

@@ -29,8 +29,8 @@
 
 struct kvs_ghosts {
     uint32_t buckets;
-    uint32_t share;              // of the small queue, of SHARE_ONE
-    uint64_t clocks[KVS_QUEUES]; // ticks << 20
+    uint32_t share;     // of the small queue, of SHARE_ONE
+    uint64_t clocks[2]; // ticks << 20
     uint64_t hits;
     uint32_t slots[]; // bits of the key (16), queue (1), when (15); 0: empty
 };
@@ -74,7 +74,8 @@ static uint32_t age_of(const kvs_ghosts_t *ghosts, uint32_t slot)
 
 void kvs_ghosts_add(kvs_ghosts_t *ghosts, const as_key_t *key, kvs_queue_t queue, uint32_t blocks)
 {
-    AS_ASSERT(queue < KVS_QUEUES && blocks > 0);
+    AS_ASSERT(blocks > 0);
+    queue = queue == KVS_SMALL ? KVS_SMALL : KVS_MAIN;
     uint32_t *slots = bucket_of(ghosts, key), bits = bits_of(key);
     uint32_t *to = &slots[0];
     for (uint32_t i = 0; i < WAYS; i++) {

@@ -8,8 +8,8 @@
 #include "common/block.h"
 #include "common/status.h"
 
-// The queues of eviction: new blocks, and those that were used or came back.
-typedef enum kvs_queue { KVS_SMALL, KVS_MAIN, KVS_QUEUES } kvs_queue_t;
+// The queues of eviction: new blocks, those that were used or came back, and those with a guard.
+typedef enum kvs_queue { KVS_SMALL, KVS_MAIN, KVS_GUARDED, KVS_QUEUES } kvs_queue_t;
 
 #define KVS_GHOSTS_A_BLOCK 4u // ghosts that are remembered for each block that the index may have
 

@@ -25,6 +25,8 @@ typedef struct order {
     size_t bytes;
 } order_t;
 
+#define ACCOUNTS_MIN 1024u // owners at a time; or an eighth of the blocks
+
 struct kvs_index {
     kvs_index_options_t options;
     uint32_t mask; // buckets - 1
@@ -33,6 +35,8 @@ struct kvs_index {
     uint32_t unused;
     order_t orders[KVS_QUEUES];
     kvs_ghosts_t *ghosts;
+    kvs_accounts_t *accounts;
+    size_t guarded_bytes[KVS_GUARD_HARD + 1];
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
     kvs_event_fn listener;
@@ -59,6 +63,7 @@ static void set_state(kvs_index_t *index, kvs_block_t *block, kvs_state_t state)
 static void index_free(kvs_index_t *index)
 {
     kvs_ghosts_free(index->ghosts);
+    kvs_accounts_free(index->accounts);
     as_mem_free(index->by_key);
     as_mem_free(index->by_parent);
     as_mem_free(index->blocks);
@@ -80,7 +85,12 @@ as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **in
     index->by_key = as_mem_alloc(buckets * sizeof(uint32_t));
     index->by_parent = as_mem_alloc(buckets * sizeof(uint32_t));
     index->blocks = as_mem_zalloc(options->blocks_max, sizeof(kvs_block_t));
+    uint32_t accounts_max = options->blocks_max / 8;
+    accounts_max = accounts_max > ACCOUNTS_MIN ? accounts_max : ACCOUNTS_MIN;
     as_status_t status = kvs_ghosts_alloc(options->blocks_max, &index->ghosts);
+    if (status == AS_OK) {
+        status = kvs_accounts_alloc(accounts_max, &index->accounts);
+    }
     if (status != AS_OK || !index->by_key || !index->by_parent || !index->blocks) {
         index_free(index);
         return AS_ERR_NO_MEMORY;
@@ -194,10 +204,18 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
     }
     size_t bytes = (size_t)spec->layers * spec->extent_bytes;
     size_t offset;
-    uint32_t run = kvs_pool_take(index->options.pool,
-                                 crcs_at(bytes) + spec->layers * sizeof(uint32_t), &offset);
+    kvs_pool_t *pool = index->options.pool;
+    size_t used = kvs_pool_used(pool);
+    uint32_t run = kvs_pool_take(pool, crcs_at(bytes) + spec->layers * sizeof(uint32_t), &offset);
     if (run == KVS_POOL_NONE) {
         return AS_ERR_BUSY;
+    }
+    uint32_t account;
+    as_status_t status = kvs_account_charge(index->accounts, &spec->namespace_key,
+                                            kvs_pool_used(pool) - used, &account);
+    if (status != AS_OK) {
+        kvs_pool_give(pool, run);
+        return status;
     }
     uint32_t id = index->unused;
     kvs_block_t *block = at(index, id);
@@ -208,11 +226,12 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
                            .offset = offset,
                            .bytes = bytes,
                            .run = run,
+                           .account = account,
                            .key_next = *bucket,
                            .child_prev = NONE,
                            .child_next = NONE,
-                           .older = NONE,
-                           .newer = NONE};
+                           .order = {NONE, NONE},
+                           .own = {NONE, NONE}};
     *bucket = id;
     set_state(index, block, KVS_RESERVED);
     *block_p = block;
@@ -261,15 +280,39 @@ static void children_remove(kvs_index_t *index, kvs_block_t *block)
     }
 }
 
+// The links of a block in its queue, or in its account.
+static kvs_links_t *links(const kvs_index_t *index, uint32_t id, bool own)
+{
+    return own ? &at(index, id)->own : &at(index, id)->order;
+}
+
+typedef struct list {
+    uint32_t *oldest, *newest;
+    bool own;
+} list_t;
+
+static void list_insert(const kvs_index_t *index, list_t list, uint32_t id, bool newest)
+{
+    kvs_links_t *of = links(index, id, list.own);
+    of->older = newest ? *list.newest : NONE;
+    of->newer = newest ? NONE : *list.oldest;
+    *(of->older == NONE ? list.oldest : &links(index, of->older, list.own)->newer) = id;
+    *(of->newer == NONE ? list.newest : &links(index, of->newer, list.own)->older) = id;
+}
+
+static void list_remove(const kvs_index_t *index, list_t list, uint32_t id)
+{
+    const kvs_links_t *of = links(index, id, list.own);
+    *(of->older == NONE ? list.oldest : &links(index, of->older, list.own)->newer) = of->newer;
+    *(of->newer == NONE ? list.newest : &links(index, of->newer, list.own)->older) = of->older;
+}
+
 static void order_insert(kvs_index_t *index, kvs_block_t *block, kvs_queue_t queue, bool newest)
 {
-    uint32_t id = kvs_index_id(index, block);
     order_t *order = &index->orders[queue];
     block->queue = (uint8_t)queue;
-    block->older = newest ? order->newest : NONE;
-    block->newer = newest ? NONE : order->oldest;
-    *(block->older == NONE ? &order->oldest : &at(index, block->older)->newer) = id;
-    *(block->newer == NONE ? &order->newest : &at(index, block->newer)->older) = id;
+    list_insert(index, (list_t){&order->oldest, &order->newest, false}, kvs_index_id(index, block),
+                newest);
     order->blocks++;
     order->bytes += block->bytes;
 }
@@ -277,10 +320,25 @@ static void order_insert(kvs_index_t *index, kvs_block_t *block, kvs_queue_t que
 static void order_remove(kvs_index_t *index, kvs_block_t *block)
 {
     order_t *order = &index->orders[block->queue];
-    *(block->older == NONE ? &order->oldest : &at(index, block->older)->newer) = block->newer;
-    *(block->newer == NONE ? &order->newest : &at(index, block->newer)->older) = block->older;
+    list_remove(index, (list_t){&order->oldest, &order->newest, false}, kvs_index_id(index, block));
     order->blocks--;
     order->bytes -= block->bytes;
+}
+
+static void own_insert(kvs_index_t *index, kvs_block_t *block, bool newest)
+{
+    kvs_account_t *account = kvs_account_at(index->accounts, block->account);
+    list_insert(index, (list_t){&account->oldest, &account->newest, true},
+                kvs_index_id(index, block), newest);
+    account->sealed++;
+}
+
+static void own_remove(kvs_index_t *index, kvs_block_t *block)
+{
+    kvs_account_t *account = kvs_account_at(index->accounts, block->account);
+    list_remove(index, (list_t){&account->oldest, &account->newest, true},
+                kvs_index_id(index, block));
+    account->sealed--;
 }
 
 void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
@@ -290,6 +348,7 @@ void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
     block->sealed_us = now_us;
     children_insert(index, block);
     order_insert(index, block, kvs_ghosts_admit(index->ghosts, &block->spec.key), true);
+    own_insert(index, block, true);
     tell(index, KVS_BLOCK_ADDED, block);
 }
 
@@ -310,7 +369,9 @@ static void free_if_unheld(kvs_index_t *index, kvs_block_t *block)
     if (block->state != KVS_DYING || block->pins > 0 || block->leases > 0) {
         return;
     }
+    size_t used = kvs_pool_used(index->options.pool);
     kvs_pool_give(index->options.pool, block->run);
+    kvs_account_refund(index->accounts, block->account, used - kvs_pool_used(index->options.pool));
     set_state(index, block, KVS_ABSENT);
     block->key_next = index->unused;
     index->unused = kvs_index_id(index, block);
@@ -324,7 +385,9 @@ void kvs_index_doom(kvs_index_t *index, kvs_block_t *block)
     key_remove(index, block);
     if (was_sealed) {
         children_remove(index, block);
+        kvs_index_guard(index, block, KVS_GUARD_NONE);
         order_remove(index, block);
+        own_remove(index, block);
     }
     set_state(index, block, KVS_DYING);
     if (was_sealed) {
@@ -364,6 +427,45 @@ void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block)
     AS_ASSERT((block->state == KVS_SEALED || block->state == KVS_DYING) && block->leases > 0);
     block->leases--;
     free_if_unheld(index, block);
+}
+
+// ---- an operator's pins
+
+void kvs_index_guard(kvs_index_t *index, kvs_block_t *block, kvs_guard_t guard)
+{
+    AS_ASSERT(block->state == KVS_SEALED);
+    if (block->guard == guard) {
+        return;
+    }
+    index->guarded_bytes[block->guard] -= block->guard ? block->bytes : 0;
+    index->guarded_bytes[guard] += guard ? block->bytes : 0;
+    block->guard = (uint8_t)guard;
+    kvs_index_make_newest(index, block, guard ? KVS_GUARDED : KVS_MAIN);
+}
+
+size_t kvs_index_guarded_bytes(const kvs_index_t *index, kvs_guard_t guard)
+{
+    return index->guarded_bytes[guard];
+}
+
+// ---- owners
+
+kvs_accounts_t *kvs_index_accounts(const kvs_index_t *index)
+{
+    return index->accounts;
+}
+
+kvs_block_t *kvs_index_own_oldest(const kvs_index_t *index, uint32_t account)
+{
+    uint32_t id = kvs_account_at(index->accounts, account)->oldest;
+    return id == NONE ? NULL : at(index, id);
+}
+
+void kvs_index_own_move(kvs_index_t *index, kvs_block_t *block, bool newest)
+{
+    AS_ASSERT(block->state == KVS_SEALED);
+    own_remove(index, block);
+    own_insert(index, block, newest);
 }
 
 // ---- order of eviction

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include "common/block.h"
+#include "kvstore/account.h"
 #include "kvstore/ghost.h"
 #include "kvstore/kvstore.h"
 #include "kvstore/pool.h"
@@ -21,6 +22,10 @@ typedef struct kvs_spec {
     uint32_t layers, extent_bytes, tokens;
 } kvs_spec_t;
 
+typedef struct kvs_links {
+    uint32_t older, newer;
+} kvs_links_t;
+
 // Fields below `spec` are read by all and written by index.c only.
 typedef struct kvs_block {
     kvs_spec_t spec;
@@ -31,11 +36,14 @@ typedef struct kvs_block {
     uint32_t pins, leases;
     uint8_t heat;  // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
     uint8_t queue; // kvs_queue_t, while SEALED
+    uint8_t guard; // kvs_guard_t
     uint64_t uses;
     uint64_t sealed_us;
     uint32_t key_next;               // same bucket by key; or next unused entry
     uint32_t child_prev, child_next; // same bucket by parent
-    uint32_t older, newer;           // order of eviction, in its queue
+    kvs_links_t order;               // of eviction, in its queue
+    uint32_t account;                // who is charged for it
+    kvs_links_t own;                 // of quota eviction, in its account
 } kvs_block_t;
 
 typedef struct kvs_index kvs_index_t;
@@ -65,7 +73,7 @@ uint64_t kvs_index_pins(const kvs_index_t *index); // of all blocks
 
 // ---- changing state
 // ABSENT -> RESERVED. AS_ERR_EXISTS: the key is sealed or being written; AS_ERR_BUSY: no memory or
-// no entry.
+// no entry, also for its owner.
 as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec,
                               kvs_block_t **block_p) AS_MUST_USE;
 void kvs_index_fill(kvs_index_t *index, kvs_block_t *block);                  // RESERVED -> FILLING
@@ -80,7 +88,16 @@ void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block); // may free a DYIN
 void kvs_index_lease(kvs_index_t *index, kvs_block_t *block); // counts as a use
 void kvs_index_unlease(kvs_index_t *index, kvs_block_t *block);
 
-// ---- order of eviction, of SEALED blocks: two queues
+// ---- an operator's pins, of SEALED blocks
+void kvs_index_guard(kvs_index_t *index, kvs_block_t *block, kvs_guard_t guard);
+size_t kvs_index_guarded_bytes(const kvs_index_t *index, kvs_guard_t guard);
+
+// ---- owners
+kvs_accounts_t *kvs_index_accounts(const kvs_index_t *index);
+kvs_block_t *kvs_index_own_oldest(const kvs_index_t *index, uint32_t account); // or NULL
+void kvs_index_own_move(kvs_index_t *index, kvs_block_t *block, bool newest);
+
+// ---- order of eviction, of SEALED blocks: two queues, and one of those with a guard
 kvs_block_t *kvs_index_oldest(const kvs_index_t *index, kvs_queue_t queue); // NULL: it is empty
 uint32_t kvs_index_queue_blocks(const kvs_index_t *index, kvs_queue_t queue);
 size_t kvs_index_queue_bytes(const kvs_index_t *index, kvs_queue_t queue);

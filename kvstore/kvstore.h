@@ -59,6 +59,8 @@ typedef struct kvs_store_options {
     uint64_t reservation_us;
     uint32_t evict_high_percent;     // above this share of the pool eviction begins
     uint32_t evict_low_percent;      // and at this it ends
+    uint32_t pin_percent;            // of the pool that hard pins may have
+    uint64_t quota_bytes;            // of the pool, of each namespace; 0: no quota
     const char *disk_directory;      // of the disk tier; NULL: RAM only. Needs a loop in real time
     uint64_t disk_bytes;             // of its files, at most
     uint64_t disk_queue_bytes;       // waiting to be written; beyond it new blocks stay in RAM only
@@ -75,9 +77,13 @@ typedef struct kvs_stat {
     uint64_t hits, misses; // keys located
     uint64_t bytes_read;   // sent; one-sided readers do not tell
     uint64_t bytes_written;
-    uint64_t evictions;
-    uint64_t promotions;   // blocks brought back from disk
-    uint64_t disk_skipped; // blocks that were not queued for disk
+    uint64_t evictions;              // for want of room
+    uint64_t quota_evictions;        // for the quota of their owner
+    uint64_t purged;                 // with their namespace, also on disk
+    uint64_t ghost_hits;             // blocks that came back soon after their eviction
+    uint64_t soft_bytes, hard_bytes; // pinned by operators
+    uint64_t promotions;             // blocks brought back from disk
+    uint64_t disk_skipped;           // blocks that were not queued for disk
     uint64_t disk_blocks, disk_bytes_used, disk_bytes_max;
     bool disk_read_only;
     uint64_t checksum_failures; // commits refused
@@ -121,6 +127,19 @@ void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);
 // Forgets one block (false: there is none), or all; returns how many.
 bool kvs_store_drop(kvs_store_t *store, const as_key_t *key);
 uint64_t kvs_store_drop_all(kvs_store_t *store);
+// Forgets all blocks of a namespace, in RAM and on disk; returns how many. One that is being written
+// now comes all the same.
+uint64_t kvs_store_purge(kvs_store_t *store, const as_key_t *owner);
+
+// An operator's pin. HARD: never evicted. SOFT: evicted after everything that has none.
+typedef enum kvs_guard { KVS_GUARD_NONE, KVS_GUARD_SOFT, KVS_GUARD_HARD } kvs_guard_t;
+// Pins a block in RAM, or takes its pin away; until the store ends. AS_ERR_NOT_FOUND; AS_ERR_LIMIT:
+// hard pins have their share of the pool.
+as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, kvs_guard_t guard) AS_MUST_USE;
+uint64_t kvs_store_unpin_all(kvs_store_t *store); // returns how many
+// What a namespace may have of the pool; SIZE_MAX: the default again. AS_ERR_BUSY: too many owners.
+as_status_t kvs_store_set_quota(kvs_store_t *store, const as_key_t *owner,
+                                size_t bytes) AS_MUST_USE;
 // Begins a pass over all blocks now, from the start; at 0 bytes per second at the usual rate.
 void kvs_store_scrub(kvs_store_t *store, uint64_t bytes_per_second);
 void kvs_store_scrub_stat(const kvs_store_t *store, kvs_scrub_stat_t *stat_p);

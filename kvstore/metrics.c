@@ -11,6 +11,13 @@
         .name = "assay_kvstore_" metric, .help = text, .type = AS_METRIC_GAUGE                     \
     }
 
+#define EVICTED(reason_)                                                                           \
+    {                                                                                              \
+        .name = "assay_kvstore_evicted_blocks_total",                                              \
+        .help = "Blocks that left before they were asked to, by reason",                           \
+        .type = AS_METRIC_COUNTER, .label = "reason=\"" reason_ "\""                               \
+    }
+
 as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_HITS] = COUNTER("hit_blocks_total", "Blocks that were located"),
     [KVS_METRIC_MISSES] =
@@ -18,7 +25,13 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_BYTES_READ] =
         COUNTER("read_bytes_total", "Bytes sent to readers; one-sided reads are not counted"),
     [KVS_METRIC_BYTES_WRITTEN] = COUNTER("written_bytes_total", "Bytes received from writers"),
-    [KVS_METRIC_EVICTIONS] = COUNTER("evicted_blocks_total", "Blocks evicted to make room"),
+    [KVS_METRIC_EVICTIONS] = EVICTED("capacity"),
+    [KVS_METRIC_EVICTIONS_QUOTA] = EVICTED("quota"),
+    [KVS_METRIC_EVICTIONS_PURGE] = EVICTED("purge"),
+    [KVS_METRIC_GHOST_HITS] =
+        GAUGE("ghost_hits", "Blocks that came back soon after their eviction, since the start"),
+    [KVS_METRIC_SOFT_BYTES] = GAUGE("soft_pinned_bytes", "Bytes that operators pinned softly"),
+    [KVS_METRIC_HARD_BYTES] = GAUGE("hard_pinned_bytes", "Bytes that operators pinned hard"),
     [KVS_METRIC_CHECKSUM_FAILURES] =
         COUNTER("commit_checksum_failures_total",
                 "Commits refused, since the bytes were not what was promised"),

@@ -318,6 +318,10 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (bytes > kvs_pool_bytes(store->pool)) {
         return AS_ERR_LIMIT;
     }
+    status = kvs_quota_room(store, &spec);
+    if (status != AS_OK) {
+        return status;
+    }
     kvs_block_t *block;
     status = kvs_index_reserve(store->index, &spec, &block);
     if (status == AS_ERR_BUSY) {
@@ -327,6 +331,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
         *put_p = put_take(conn, block);
         (*put_p)->digest = ask->digest;
         kvs_store_evict_soon(store, 0);
+        kvs_quota_watch(store, block);
     }
     return status;
 }

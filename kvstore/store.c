@@ -27,6 +27,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .reservation_us = 10000000,
         .evict_high_percent = 95,
         .evict_low_percent = 90,
+        .pin_percent = 25,
         .disk_queue_bytes = 256u << 20,
         .scrub_pause_us = 3600000000u,
     };
@@ -51,6 +52,8 @@ static as_status_t options_check(const kvs_store_options_t *options)
     } else if (options->evict_high_percent > 100 ||
                options->evict_low_percent > options->evict_high_percent) {
         wrong = "eviction goes from the high share down to the low one";
+    } else if (options->pin_percent > 100) {
+        wrong = "at most all of the pool can be pinned";
     }
     if (wrong) {
         AS_ERROR("kvstore", "options: %s", wrong);
@@ -88,6 +91,12 @@ void kvs_store_gauge(kvs_store_t *store)
     as_metric_set(&kvs_metrics[KVS_METRIC_BLOCKS], kvs_index_count(store->index, KVS_SEALED));
     as_metric_set(&kvs_metrics[KVS_METRIC_USED_BYTES], (int64_t)kvs_pool_used(store->pool));
     as_metric_set(&kvs_metrics[KVS_METRIC_POOL_BYTES], (int64_t)kvs_pool_bytes(store->pool));
+    as_metric_set(&kvs_metrics[KVS_METRIC_GHOST_HITS],
+                  (int64_t)kvs_ghosts_hits(kvs_index_ghosts(store->index)));
+    as_metric_set(&kvs_metrics[KVS_METRIC_SOFT_BYTES],
+                  (int64_t)kvs_index_guarded_bytes(store->index, KVS_GUARD_SOFT));
+    as_metric_set(&kvs_metrics[KVS_METRIC_HARD_BYTES],
+                  (int64_t)kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD));
     as_metric_set(&kvs_metrics[KVS_METRIC_LEASES], kvs_leases_count(store->leases));
     as_metric_set(&kvs_metrics[KVS_METRIC_RESERVATIONS], kvs_puts_count(store->puts));
     kvs_disk_stat_t disk;
@@ -191,6 +200,8 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_index_alloc(&index, &store->index);
     }
     if (status == AS_OK) {
+        kvs_quota_set_default(kvs_index_accounts(store->index),
+                              options->quota_bytes ? options->quota_bytes : KVS_QUOTA_NONE);
         kvs_index_set_listener(store->index, kvs_tier_on_index_event, store);
         status = kvs_tier_alloc(store);
     }
@@ -232,6 +243,7 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
     store->options = *options;
     store->evict = (as_task_t){.fn = on_evict, .ctx = store};
     store->evict_goal_bytes = SIZE_MAX;
+    store->quota_evict = (as_task_t){.fn = kvs_quota_on_evict, .ctx = store};
     as_metric_register(kvs_metrics, KVS_METRIC_COUNT);
     status = identify(store);
     if (status == AS_OK) {
@@ -269,6 +281,7 @@ void kvs_store_free(kvs_store_t *store)
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);
     as_loop_unpost(store->options.loop, &store->evict);
+    as_loop_unpost(store->options.loop, &store->quota_evict);
     kvs_admin_free(store);
     kvs_puts_free(store->puts);
     kvs_leases_free(store->leases);
@@ -300,6 +313,9 @@ void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p)
     stat_p->dying = kvs_index_count(store->index, KVS_DYING);
     stat_p->leases = kvs_leases_count(store->leases);
     stat_p->pins = kvs_index_pins(store->index);
+    stat_p->ghost_hits = kvs_ghosts_hits(kvs_index_ghosts(store->index));
+    stat_p->soft_bytes = kvs_index_guarded_bytes(store->index, KVS_GUARD_SOFT);
+    stat_p->hard_bytes = kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD);
     stat_p->reservations = kvs_puts_count(store->puts);
     stat_p->connections = store->conn_count;
     kvs_disk_stat_t disk;

@@ -32,6 +32,11 @@ typedef enum kvs_metric {
     KVS_METRIC_BYTES_READ,
     KVS_METRIC_BYTES_WRITTEN,
     KVS_METRIC_EVICTIONS,
+    KVS_METRIC_EVICTIONS_QUOTA,
+    KVS_METRIC_EVICTIONS_PURGE,
+    KVS_METRIC_GHOST_HITS,
+    KVS_METRIC_SOFT_BYTES,
+    KVS_METRIC_HARD_BYTES,
     KVS_METRIC_CHECKSUM_FAILURES,
     KVS_METRIC_CONFLICTS,
     KVS_METRIC_BUSY,
@@ -114,6 +119,7 @@ struct kvs_store {
     bool sweeping;
     as_task_t evict;
     size_t evict_goal_bytes;
+    as_task_t quota_evict;
     uint64_t conflict_told_us;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
@@ -163,6 +169,12 @@ void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask) AS_MUST_USE;
 // The digest that another writer of the block promised.
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
+
+// limits.c: quotas of owners.
+void kvs_quota_on_evict(void *store);
+// Whether a block fits into its owner's quota; evicts for it when not. AS_ERR_LIMIT: it never does.
+as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec) AS_MUST_USE;
+void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block); // it was reserved
 
 // tier.c: between RAM and disk.
 struct kvs_disk_stat;

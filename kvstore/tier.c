@@ -70,7 +70,7 @@ static void on_gone(void *ctx, const kvs_spec_t *spec)
         if (spec->kind == AS_WIRE_FULL) {
             tell(store, KVS_BLOCK_REMOVED, &spec->key);
         }
-    } else if (block->heat > 0) { // its second chance on disk
+    } else if (block->heat > 0 || block->guard) { // its second chance on disk
         kvs_tier_write_behind(store, block);
     }
 }
@@ -209,14 +209,16 @@ static promotion_t *promote(kvs_store_t *store, const kvs_spec_t *found)
     if (!promotion) {
         return NULL;
     }
-    as_status_t status = kvs_index_reserve(store->index, &spec, &block);
+    as_status_t room = kvs_quota_room(store, &spec);
+    as_status_t status = room == AS_OK ? kvs_index_reserve(store->index, &spec, &block) : room;
     if (status != AS_OK) {
-        if (status == AS_ERR_BUSY) {
+        if (status == AS_ERR_BUSY && room == AS_OK) {
             kvs_store_evict_soon(store, kvs_image_bytes(&spec));
         }
         as_pool_give(tier->promotions, promotion);
         return NULL;
     }
+    kvs_quota_watch(store, block);
     kvs_index_fill(store->index, block);
     kvs_index_pin(store->index, block);
     *promotion = (promotion_t){.store = store, .block = block};

@@ -66,16 +66,19 @@ static void hex(const ProtobufCBinaryData *bytes, size_t count_max, char out[65]
 
 static void show(listing_t *listing, const char *store, const Assay__StoreBlock *block)
 {
-    char key[65], parent[65];
+    static const char *const pins[] = {"none", "soft", "hard"};
+    char key[65], parent[65], owner[65];
     hex(&block->key, as_json ? 32 : SHOWN_BYTES, key);
     hex(&block->parent, as_json ? 32 : SHOWN_BYTES, parent);
+    hex(&block->namespace_key, 32, owner);
     listing->count++;
     if (as_json) {
         json_array_append_new(
             listing->json,
-            json_pack("{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "store", store, "key", key,
-                      "parent", parent, "tokens", (json_int_t)block->tokens, "bytes",
-                      (json_int_t)block->bytes, "uses", (json_int_t)block->uses, "leases",
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "store", store, "key",
+                      key, "parent", parent, "namespace", owner, "pin",
+                      pins[block->pin < 3 ? block->pin : 0], "tokens", (json_int_t)block->tokens,
+                      "bytes", (json_int_t)block->bytes, "uses", (json_int_t)block->uses, "leases",
                       (json_int_t)block->leases, "age_us", (json_int_t)block->age_us));
         return;
     }

@@ -232,6 +232,38 @@ def test_scrub_checks_every_block_of_every_store(up, prompt):
     assert up.assay("scrub").stdout.startswith("RAM BLOCKS")
 
 
+def test_pins_quotas_and_drops_reach_every_store(up, prompt):
+    assert up.assay("run", prompt, "--max-tokens=2").returncode == 0
+    wait_until(lambda: json.loads(up.assay("ls", "--json").stdout), 20, "blocks are stored")
+
+    def blocks():
+        return json.loads(up.assay("ls", "--json", "--limit=1000").stdout)
+
+    block = blocks()[0]
+    done = up.assay("pin", "--soft", block["key"])
+    assert done.returncode == 0 and done.stdout == "1 blocks are pinned\n", done.stderr
+    assert [b["pin"] for b in blocks() if b["key"] == block["key"]] == ["soft"]
+    done = up.assay("pin", "0" * 64)
+    assert done.returncode == 1 and "in no store's memory" in done.stderr
+    assert up.assay("unpin", "--all").stdout == "1 blocks are no longer pinned\n"
+    assert all(b["pin"] == "none" for b in blocks())
+    owner = block["namespace"]
+    done = up.assay("quota", f"--namespace={owner}", "--bytes=1TiB")
+    assert done.returncode == 0 and owner in done.stdout and "*" in done.stdout
+    assert "*" not in up.assay("quota", f"--namespace={owner}", "--reset").stdout
+    done = up.assay("drop", f"--namespace={owner}")
+    assert done.returncode == 0 and done.stdout.endswith(" blocks are dropped\n") and not done.stdout.startswith("0 ")
+    assert not any(b["namespace"] == owner for b in blocks())
+
+
+@pytest.mark.parametrize("arguments", [["pin"], ["pin", "12ab"], ["unpin"], ["unpin", "--all", "0" * 64], ["drop"],
+                                       ["drop", "--all", "--namespace=" + "0" * 64], ["drop", "--namespace=xyz"],
+                                       ["quota", "--bytes=1MiB"], ["quota", "--reset"]])
+def test_what_is_meant_must_be_said_whole(arguments):
+    done = assay(*arguments)
+    assert done.returncode == 2 and done.stderr.startswith(b"assay: ") and not done.stdout
+
+
 def assay(*arguments):
     """A command that is to end before it looks for a cluster."""
     return subprocess.run([ASSAY, *arguments], capture_output=True, timeout=30)

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Accounts, in slots of fixed size found by the owner's key. A slot is free again when no block is
+// charged to it, it has no quota of its own and is not being evicted.
+#include "kvstore/account.h"
+
+#include <string.h>
+
+#include "common/assert.h"
+#include "common/mem.h"
+
+#define NONE KVS_ACCOUNT_NONE
+
+struct kvs_accounts {
+    uint32_t max, mask;
+    uint32_t unused;
+    uint32_t goal_first;
+    size_t quota_bytes; // of those that have none of their own
+    uint32_t *buckets;
+    kvs_account_t slots[];
+};
+
+as_status_t kvs_accounts_alloc(uint32_t max, kvs_accounts_t **accounts_p)
+{
+    AS_ASSERT(max > 0 && max <= 1u << 30);
+    uint32_t buckets = 1;
+    while (buckets < max) {
+        buckets *= 2;
+    }
+    kvs_accounts_t *accounts =
+        as_mem_zalloc(1, sizeof(*accounts) + (size_t)max * sizeof(kvs_account_t));
+    uint32_t *heads = as_mem_alloc(buckets * sizeof(uint32_t));
+    if (!accounts || !heads) {
+        as_mem_free(accounts);
+        as_mem_free(heads);
+        return AS_ERR_NO_MEMORY;
+    }
+    memset(heads, 0xff, buckets * sizeof(uint32_t));
+    accounts->max = max;
+    accounts->mask = buckets - 1;
+    accounts->buckets = heads;
+    accounts->goal_first = NONE;
+    accounts->quota_bytes = KVS_QUOTA_NONE;
+    for (uint32_t i = 0; i < max; i++) {
+        accounts->slots[i].next = i + 1 < max ? i + 1 : NONE;
+    }
+    *accounts_p = accounts;
+    return AS_OK;
+}
+
+void kvs_accounts_free(kvs_accounts_t *accounts)
+{
+    if (accounts) {
+        as_mem_free(accounts->buckets);
+        as_mem_free(accounts);
+    }
+}
+
+uint32_t kvs_accounts_max(const kvs_accounts_t *accounts)
+{
+    return accounts->max;
+}
+
+kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i)
+{
+    AS_ASSERT(i < accounts->max);
+    return &accounts->slots[i];
+}
+
+static uint32_t *bucket_of(const kvs_accounts_t *accounts, const as_key_t *owner)
+{
+    return &accounts->buckets[as_key_hash(owner) & accounts->mask];
+}
+
+uint32_t kvs_account_find(const kvs_accounts_t *accounts, const as_key_t *owner)
+{
+    uint32_t at = *bucket_of(accounts, owner);
+    while (at != NONE && !as_key_equal(&accounts->slots[at].owner, owner)) {
+        at = accounts->slots[at].next;
+    }
+    return at;
+}
+
+static uint32_t open(kvs_accounts_t *accounts, const as_key_t *owner)
+{
+    uint32_t at = kvs_account_find(accounts, owner);
+    if (at != NONE || accounts->unused == NONE) {
+        return at;
+    }
+    at = accounts->unused;
+    kvs_account_t *account = &accounts->slots[at];
+    accounts->unused = account->next;
+    uint32_t *bucket = bucket_of(accounts, owner);
+    *account = (kvs_account_t){.owner = *owner,
+                               .used = true,
+                               .quota_bytes = KVS_QUOTA_NONE,
+                               .goal_bytes = KVS_QUOTA_NONE,
+                               .oldest = NONE,
+                               .newest = NONE,
+                               .next = *bucket,
+                               .goal_next = NONE};
+    *bucket = at;
+    return at;
+}
+
+static void close_if_unused(kvs_accounts_t *accounts, uint32_t at)
+{
+    kvs_account_t *account = &accounts->slots[at];
+    if (account->blocks > 0 || account->quota_bytes != KVS_QUOTA_NONE ||
+        account->goal_bytes != KVS_QUOTA_NONE) {
+        return;
+    }
+    AS_ASSERT(account->bytes == 0 && account->sealed == 0);
+    uint32_t *link = bucket_of(accounts, &account->owner);
+    while (*link != at) {
+        link = &accounts->slots[*link].next;
+    }
+    *link = account->next;
+    account->used = false;
+    account->next = accounts->unused;
+    accounts->unused = at;
+}
+
+as_status_t kvs_account_charge(kvs_accounts_t *accounts, const as_key_t *owner, size_t bytes,
+                               uint32_t *account_p)
+{
+    uint32_t at = open(accounts, owner);
+    if (at == NONE) {
+        return AS_ERR_BUSY;
+    }
+    accounts->slots[at].bytes += bytes;
+    accounts->slots[at].blocks++;
+    *account_p = at;
+    return AS_OK;
+}
+
+void kvs_account_refund(kvs_accounts_t *accounts, uint32_t at, size_t bytes)
+{
+    kvs_account_t *account = kvs_account_at(accounts, at);
+    AS_ASSERT(account->bytes >= bytes && account->blocks > 0);
+    account->bytes -= bytes;
+    account->blocks--;
+    close_if_unused(accounts, at);
+}
+
+// ---- quotas
+
+void kvs_quota_set_default(kvs_accounts_t *accounts, size_t bytes)
+{
+    accounts->quota_bytes = bytes;
+}
+
+as_status_t kvs_quota_set(kvs_accounts_t *accounts, const as_key_t *owner, size_t bytes)
+{
+    bool is_default = bytes == KVS_QUOTA_NONE;
+    uint32_t at = is_default ? kvs_account_find(accounts, owner) : open(accounts, owner);
+    if (at == NONE) {
+        return is_default ? AS_OK : AS_ERR_BUSY;
+    }
+    accounts->slots[at].quota_bytes = bytes;
+    close_if_unused(accounts, at);
+    return AS_OK;
+}
+
+size_t kvs_quota_of(const kvs_accounts_t *accounts, uint32_t at)
+{
+    bool own = at != NONE && accounts->slots[at].quota_bytes != KVS_QUOTA_NONE;
+    return own ? accounts->slots[at].quota_bytes : accounts->quota_bytes;
+}
+
+void kvs_quota_want(kvs_accounts_t *accounts, uint32_t at, size_t bytes)
+{
+    kvs_account_t *account = kvs_account_at(accounts, at);
+    AS_ASSERT(bytes != KVS_QUOTA_NONE);
+    if (account->goal_bytes == KVS_QUOTA_NONE) {
+        account->goal_next = accounts->goal_first;
+        accounts->goal_first = at;
+        account->goal_bytes = bytes;
+        account->passed = 0;
+        account->soft_too = false;
+    } else if (bytes < account->goal_bytes) {
+        account->goal_bytes = bytes;
+    }
+}
+
+uint32_t kvs_quota_wanted(const kvs_accounts_t *accounts)
+{
+    return accounts->goal_first;
+}
+
+void kvs_quota_done(kvs_accounts_t *accounts, uint32_t at)
+{
+    AS_ASSERT(at == accounts->goal_first);
+    kvs_account_t *account = kvs_account_at(accounts, at);
+    accounts->goal_first = account->goal_next;
+    account->goal_next = NONE;
+    account->goal_bytes = KVS_QUOTA_NONE;
+    close_if_unused(accounts, at);
+}

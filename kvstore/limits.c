@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an operator decides about blocks: pins, quotas of owners, and purging a namespace.
+//
+// A quota bounds what one owner has of the pool. Near it the owner's own blocks are evicted beside
+// the requests, by the marks that the pool has too (shares of the quota here); a put that would go
+// beyond it is told BUSY, and comes again. Nobody else's blocks go for it.
+#include "common/assert.h"
+#include "common/log.h"
+#include "kvstore/disk/image.h"
+#include "kvstore/evict.h"
+#include "kvstore/store.h"
+
+// ---- quotas
+
+static size_t percent_of(size_t bytes, uint32_t percent)
+{
+    return bytes / 100 * percent + bytes % 100 * percent / 100;
+}
+
+static void evict_soon(kvs_store_t *store, uint32_t account, size_t goal_bytes)
+{
+    kvs_quota_want(kvs_index_accounts(store->index), account, goal_bytes);
+    as_loop_post(store->options.loop, &store->quota_evict);
+}
+
+void kvs_quota_on_evict(void *ctx)
+{
+    kvs_store_t *store = ctx;
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    uint32_t account = kvs_quota_wanted(accounts);
+    if (account == KVS_ACCOUNT_NONE) {
+        return;
+    }
+    uint64_t evicted = 0;
+    if (!kvs_evict_account(store->index, account, &evicted)) {
+        kvs_quota_done(accounts, account);
+    }
+    kvs_count(&store->counted.quota_evictions, KVS_METRIC_EVICTIONS_QUOTA, evicted);
+    kvs_store_gauge(store);
+    if (kvs_quota_wanted(accounts) != KVS_ACCOUNT_NONE) {
+        as_loop_post(store->options.loop, &store->quota_evict);
+    }
+}
+
+as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec)
+{
+    const kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    uint32_t account = kvs_account_find(accounts, &spec->namespace_key);
+    size_t quota = kvs_quota_of(accounts, account), bytes = kvs_image_bytes(spec);
+    if (quota == KVS_QUOTA_NONE) {
+        return AS_OK;
+    }
+    if (bytes > quota) {
+        return AS_ERR_LIMIT;
+    }
+    if (account == KVS_ACCOUNT_NONE ||
+        kvs_account_at(kvs_index_accounts(store->index), account)->bytes <= quota - bytes) {
+        return AS_OK;
+    }
+    size_t low = percent_of(quota, store->options.evict_low_percent);
+    evict_soon(store, account, low < quota - bytes ? low : quota - bytes);
+    return AS_ERR_BUSY;
+}
+
+void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block)
+{
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    size_t quota = kvs_quota_of(accounts, block->account);
+    if (quota != KVS_QUOTA_NONE && kvs_account_at(accounts, block->account)->bytes >
+                                       percent_of(quota, store->options.evict_high_percent)) {
+        evict_soon(store, block->account, percent_of(quota, store->options.evict_low_percent));
+    }
+}
+
+as_status_t kvs_store_set_quota(kvs_store_t *store, const as_key_t *owner, size_t bytes)
+{
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    as_status_t status = kvs_quota_set(accounts, owner, bytes);
+    uint32_t account = kvs_account_find(accounts, owner);
+    size_t quota = kvs_quota_of(accounts, account);
+    if (status == AS_OK && account != KVS_ACCOUNT_NONE && quota != KVS_QUOTA_NONE &&
+        kvs_account_at(accounts, account)->bytes > quota) {
+        evict_soon(store, account, percent_of(quota, store->options.evict_low_percent));
+    }
+    return status;
+}
+
+// ---- pins
+
+static as_status_t pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard)
+{
+    size_t most = percent_of(kvs_pool_bytes(store->pool), store->options.pin_percent);
+    size_t hard = kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD);
+    bool more = guard == KVS_GUARD_HARD && block->guard != KVS_GUARD_HARD;
+    if (more && (hard > most || block->bytes > most - hard)) {
+        return AS_ERR_LIMIT;
+    }
+    kvs_index_guard(store->index, block, guard);
+    return AS_OK;
+}
+
+as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, kvs_guard_t guard)
+{
+    as_status_t status = AS_ERR_NOT_FOUND;
+    for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
+        kvs_block_t *block = kvs_index_find(store->index, key, kind);
+        if (block) {
+            as_status_t one = pin(store, block, guard);
+            status = status == AS_ERR_LIMIT ? status : one;
+        }
+    }
+    kvs_store_gauge(store);
+    return status;
+}
+
+uint64_t kvs_store_unpin_all(kvs_store_t *store)
+{
+    uint64_t unpinned = 0;
+    kvs_block_t *block;
+    while ((block = kvs_index_oldest(store->index, KVS_GUARDED)) != NULL) {
+        kvs_index_guard(store->index, block, KVS_GUARD_NONE);
+        unpinned++;
+    }
+    kvs_store_gauge(store);
+    return unpinned;
+}
+
+// ---- purging
+
+uint64_t kvs_store_purge(kvs_store_t *store, const as_key_t *owner)
+{
+    uint64_t dropped = 0;
+    uint32_t cursor = 0;
+    for (const kvs_spec_t *at; (at = kvs_tier_next(store, &cursor)) != NULL;) {
+        kvs_spec_t spec = *at;
+        if (as_key_equal(&spec.namespace_key, owner)) { // first: leaving RAM is told then
+            bool in_ram = kvs_index_find(store->index, &spec.key, spec.kind) != NULL;
+            dropped += kvs_tier_remove(store, &spec.key, spec.kind) && !in_ram;
+        }
+    }
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    for (;;) { // the account may go with its last block
+        uint32_t account = kvs_account_find(accounts, owner);
+        kvs_block_t *block =
+            account == KVS_ACCOUNT_NONE ? NULL : kvs_index_own_oldest(store->index, account);
+        if (!block) {
+            break;
+        }
+        kvs_tier_remove(store, &block->spec.key, block->spec.kind); // also on its way there
+        kvs_index_doom(store->index, block);
+        dropped++;
+    }
+    kvs_count(&store->counted.purged, KVS_METRIC_EVICTIONS_PURGE, dropped);
+    kvs_store_gauge(store);
+    return dropped;
+}
