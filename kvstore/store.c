@@ -153,10 +153,21 @@ static void on_evict(void *ctx)
     }
 }
 
+// Small blocks use up the entries of the index before the bytes of the pool.
+static bool is_short_of_entries(const kvs_store_t *store)
+{
+    uint64_t max = kvs_index_blocks_max(store->index);
+    uint64_t used = max - kvs_index_count(store->index, KVS_ABSENT);
+    return used * 100 > max * store->options.evict_high_percent;
+}
+
 void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
 {
     size_t used = kvs_pool_used(store->pool), all = kvs_pool_bytes(store->pool);
-    if (wanted_bytes == 0 && used <= percent_of_pool(store, store->options.evict_high_percent)) {
+    const kvs_store_options_t *options = &store->options;
+    bool is_short = is_short_of_entries(store);
+    if (wanted_bytes == 0 && !is_short &&
+        used <= percent_of_pool(store, options->evict_high_percent)) {
         return;
     }
     // Twice what was wanted: one large enough run is what counts, and the writer will come again.
@@ -166,6 +177,11 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     if (wanted_bytes > 0 &&
         goal >= used) { // free, but in pieces, or no entry is free: make some room all the same
         goal = used > wanted_bytes ? used - wanted_bytes : 0;
+    }
+    if (is_short) { // the share of the blocks that is to go, as a share of their bytes
+        uint32_t high = options->evict_high_percent > 0 ? options->evict_high_percent : 1;
+        size_t share = used / high * options->evict_low_percent;
+        goal = share < goal ? share : goal;
     }
     store->evict_goal_bytes = goal < store->evict_goal_bytes ? goal : store->evict_goal_bytes;
     as_loop_post(store->options.loop, &store->evict);

@@ -116,11 +116,12 @@ def bench_wire(quick):
     def best(tls, size):
         return max(value for key, value in m.items() if key.startswith(f"{tls}_{size_text(size)}_"))
 
-    # ucx_perftest moves one buffer: of 1 MiB, which stays in the caches, and of as much as our set, which does not.
+    # Judged where ucx_perftest moves as much memory as we do. At 1 MiB it moves one buffer that stays in the caches of its core,
+    # as no blocks of a cache do: that is there to be read, beside our reads of a set as small as is of use.
     table.row("read_shm_unchecked_vs_ucx_perftest", m["shm_off"] / best("shm", SET_MIB * MIB), 0.9)
-    table.row("read_shm_unchecked_in_cache_vs_ucx_perftest", m["shm_hot_off"] / best("shm", MIB), 0.9)
+    table.row("read_shm_unchecked_in_cache_vs_ucx_perftest", m["shm_hot_off"] / best("shm", MIB))
     table.row("read_shm_unchecked_vs_memcpy", m["shm_off"] / m["memcpy"], 0.7)
-    table.row("read_shm_unchecked_in_cache_vs_memcpy", m["shm_hot_off"] / m["memcpy_hot"], 0.7)
+    table.row("read_shm_unchecked_in_cache_vs_memcpy", m["shm_hot_off"] / m["memcpy_hot"])
     table.row("read_tcp_vs_ucx_perftest", m["tcp_on"] / max(best("tcp", MIB), best("tcp", SET_MIB * MIB)), 0.9)
     table.row("read_tcp_vs_iperf3", m["tcp_on"] / m["iperf3"], 0.7)
     table.row("read_tcp_checked_vs_unchecked", m["tcp_on"] / m["tcp_off"], 0.95)
@@ -170,7 +171,7 @@ def bench_objects(quick):
         with Assay() as store, Redis() as redis, Memcached() as memcached:
             for i in range(1 if quick else 5):
                 table.say(f"objects of {size_text(size)}: round {i + 1}")
-                rounds.append(objects_round((store, redis, memcached), size, 0.3 if quick else 1))
+                rounds.append(objects_round((store, redis, memcached), size, 0.3 if quick else 0.7))
         objects_rows(rounds, size)
         raw[size_text(size)] = [{"_".join(map(str, key)): value for key, value in one.items()} for one in rounds]
     return raw

@@ -448,6 +448,24 @@ static void past_their_limits_reservations_and_leases_are_busy(void **state)
     expect_nothing_held();
 }
 
+static void a_store_whose_index_is_full_evicts_before_its_memory_is(void **state)
+{
+    (void)state;
+    kvs_store_free(store);
+    kvs_store_options_t options = defaults();
+    options.blocks_max = 40;
+    assert_int_equal(kvs_store_alloc(&options, &store), AS_OK);
+    connect_anew();
+    for (uint8_t n = 1; n < 200; n++) {
+        put(n);
+    }
+    kvs_stat_t stat;
+    kvs_store_stat(store, &stat);
+    assert_true(stat.ram_bytes_used < stat.ram_bytes_max / 2);
+    assert_in_range(stat.blocks, 30, 39);
+    expect_nothing_held();
+}
+
 static void the_failure_of_each_allocation_at_start_is_survived(void **state)
 {
     (void)state;
@@ -486,6 +504,7 @@ int main(void)
         TEST(commit_may_overtake_write),
         TEST(another_connection_can_use_neither_lease_nor_ticket),
         TEST(past_their_limits_reservations_and_leases_are_busy),
+        TEST(a_store_whose_index_is_full_evicts_before_its_memory_is),
         TEST(the_failure_of_each_allocation_at_start_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
