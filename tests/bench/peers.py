@@ -97,6 +97,10 @@ class Server:
         return line.decode(errors="replace")
 
 
+# Of a pool as small as it is here, the usual 5 % are less than what a bench puts at a time.
+ROOM = ["--evict-high=90", "--evict-low=85"]
+
+
 class Assay(Server):
     """A scheduler and stores that have joined it. `pid` and `name` (of --store) are those of the first."""
 
@@ -107,7 +111,7 @@ class Assay(Server):
     def start(self):
         scheduler = self.launch(BIN / "assay-scheduler", f"--listen={self.host}:0", f"--http={self.host}:0")
         self.scheduler = json.loads(self.line(scheduler))["rpc"]
-        store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={self.ram_mib}MiB",
+        store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={self.ram_mib}MiB", *ROOM,
                             *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *self.options)
         self.ready, self.pid = json.loads(self.line(store)), store.pid
         wait_until(lambda: self.node() is not None, "the store joins the scheduler")
