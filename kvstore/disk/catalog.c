@@ -17,6 +17,8 @@
 //       96     4  CRC32C of key and value up to here
 #include "kvstore/disk/catalog.h"
 
+#include <errno.h>
+#include <ftw.h>
 #include <rocksdb/c.h>
 #include <stdio.h>
 #include <string.h>
@@ -32,7 +34,8 @@
 
 struct kvs_catalog {
     char path[4096];
-    rocksdb_t *db;
+    rocksdb_t *db; // NULL: it could not be opened again
+    bool tried;    // to, since the last commit
     rocksdb_options_t *options;
     rocksdb_column_family_handle_t *families[2]; // default, blocks
     rocksdb_readoptions_t *read;
@@ -122,6 +125,14 @@ static as_status_t told(char *error, const char *what)
     return AS_ERR_IO;
 }
 
+// Anything but the disk itself failing: what RocksDB says of bytes that are not its own, and of files
+// that its bytes name and that are not there.
+static bool is_damage(const char *error)
+{
+    return strncmp(error, "IO error", 8) != 0 || strstr(error, "No such file");
+}
+
+// AS_ERR_CHECKSUM: it is damaged.
 static as_status_t database_open(kvs_catalog_t *catalog)
 {
     const char *names[2] = {"default", "blocks"};
@@ -129,7 +140,9 @@ static as_status_t database_open(kvs_catalog_t *catalog)
     char *error = NULL;
     catalog->db = rocksdb_open_column_families(catalog->options, catalog->path, 2, names, both,
                                                catalog->families, &error);
-    return told(error, catalog->path);
+    bool damaged = error && is_damage(error);
+    as_status_t status = told(error, catalog->path);
+    return damaged ? AS_ERR_CHECKSUM : status;
 }
 
 static void database_close(kvs_catalog_t *catalog)
@@ -144,6 +157,41 @@ static void database_close(kvs_catalog_t *catalog)
         rocksdb_close(catalog->db);
         catalog->db = NULL;
     }
+}
+
+static int remove_one(const char *path, const struct stat *stat, int type, struct FTW *at)
+{
+    (void)stat;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+as_status_t kvs_catalog_renew(kvs_catalog_t *catalog)
+{
+    char aside[sizeof(catalog->path) + 16];
+    snprintf(aside, sizeof(aside), "%s.damaged", catalog->path);
+    database_close(catalog);
+    rocksdb_writebatch_clear(catalog->batch);
+    nftw(aside, remove_one, 16, FTW_DEPTH | FTW_PHYS); // the one before
+    if (rename(catalog->path, aside) != 0) {
+        AS_ERROR("disk", "cannot put %s aside: %s", catalog->path, strerror(errno));
+        return AS_ERR_IO;
+    }
+    AS_ERROR("disk", "the damaged catalog is now %s", aside);
+    return database_open(catalog);
+}
+
+static as_status_t database_mend(kvs_catalog_t *catalog)
+{
+    char *error = NULL;
+    AS_ERROR("disk", "the catalog is damaged: it is repaired, what cannot be repaired is a miss");
+    rocksdb_repair_db(catalog->options, catalog->path, &error);
+    as_status_t status = told(error, "repairing");
+    if (status == AS_OK) {
+        status = database_open(catalog);
+    }
+    return status == AS_OK ? AS_OK : kvs_catalog_renew(catalog);
 }
 
 as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
@@ -166,6 +214,9 @@ as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
     catalog->batch = rocksdb_writebatch_create();
     snprintf(catalog->path, sizeof(catalog->path), "%s/catalog", directory);
     as_status_t status = database_open(catalog);
+    if (status == AS_ERR_CHECKSUM) {
+        status = database_mend(catalog);
+    }
     if (status != AS_OK) {
         kvs_catalog_close(catalog);
         return status;
@@ -189,7 +240,7 @@ void kvs_catalog_close(kvs_catalog_t *catalog)
 }
 
 uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const kvs_record_t *),
-                          void *ctx)
+                          void *ctx, bool *damaged_p)
 {
     uint64_t unsound = 0;
     rocksdb_iterator_t *at =
@@ -208,15 +259,28 @@ uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const 
     }
     char *error = NULL;
     rocksdb_iter_get_error(at, &error);
-    unsound += told(error, "reading the catalog, what could be read is used") != AS_OK;
+    *damaged_p = told(error, "reading the catalog, what could be read is used") != AS_OK;
     rocksdb_iter_destroy(at);
-    as_status_t status = kvs_catalog_commit(catalog, false);
-    (void)status; // logged; they are found again at the next start
     return unsound;
+}
+
+// After a write that failed RocksDB takes no other until it is opened anew: a full disk or one that
+// failed once would end the tier. Tried once for each commit.
+static bool is_open(kvs_catalog_t *catalog)
+{
+    if (!catalog->db && !catalog->tried) {
+        catalog->tried = true;
+        as_status_t status = database_open(catalog);
+        (void)status; // logged
+    }
+    return catalog->db != NULL;
 }
 
 void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
 {
+    if (!is_open(catalog)) {
+        return; // the commit tells
+    }
     uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(record, key, value);
     rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key, sizeof(key),
@@ -225,39 +289,39 @@ void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
 
 void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind)
 {
+    if (!is_open(catalog)) {
+        return;
+    }
     uint8_t bytes[KVS_CATALOG_KEY_BYTES] = {(uint8_t)kind};
     memcpy(bytes + 1, key, sizeof(*key));
     rocksdb_writebatch_delete_cf(catalog->batch, catalog->families[1], (char *)bytes,
                                  sizeof(bytes));
 }
 
-// After a write that failed RocksDB takes no other until it is opened anew: a full disk or one that
-// failed once would end the tier.
-static as_status_t write_again(kvs_catalog_t *catalog, bool sync)
+static as_status_t write_batch(kvs_catalog_t *catalog, bool sync)
 {
-    database_close(catalog);
-    as_status_t status = database_open(catalog);
-    if (status != AS_OK) {
-        return status;
-    }
     char *error = NULL;
+    if (!is_open(catalog)) {
+        return AS_ERR_IO;
+    }
     rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
-    return told(error, "writing again");
+    as_status_t status = told(error, "writing");
+    if (status != AS_OK) {
+        database_close(catalog);
+    }
+    return status;
 }
 
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
 {
-    if (rocksdb_writebatch_count(catalog->batch) == 0) {
-        return AS_OK;
+    as_status_t status = AS_OK;
+    if (!catalog->db) {
+        status = AS_ERR_IO; // what was put is not even in the batch
+    } else if (rocksdb_writebatch_count(catalog->batch) > 0) {
+        status = write_batch(catalog, sync);
+        status = status == AS_OK ? AS_OK : write_batch(catalog, sync);
     }
-    char *error = NULL;
-    if (catalog->db) {
-        rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
-    }
-    as_status_t status = told(error, "writing");
-    if (!catalog->db || status != AS_OK) {
-        status = write_again(catalog, sync);
-    }
+    catalog->tried = false;
     rocksdb_writebatch_clear(catalog->batch);
     return status;
 }

@@ -22,12 +22,16 @@ typedef struct kvs_record {
 
 typedef struct kvs_catalog kvs_catalog_t;
 
-// Makes the directory's database when there is none.
+// Makes the directory's database when there is none. One that is damaged is repaired as far as RocksDB
+// can, or put aside (catalog.damaged) and begun anew: its blocks are misses then, and the store starts.
 as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p) AS_MUST_USE;
 void kvs_catalog_close(kvs_catalog_t *catalog); // NULL is fine
-// Calls `each` with every sound record; returns how many were not sound (those are deleted).
+// Calls `each` with every sound record; returns how many were not sound (those are deleted). When it
+// cannot be read to its end *damaged_p is set: renew it then.
 uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const kvs_record_t *),
-                          void *ctx);
+                          void *ctx, bool *damaged_p);
+// Puts it aside and begins an empty one, into which the caller puts what it knows.
+as_status_t kvs_catalog_renew(kvs_catalog_t *catalog) AS_MUST_USE;
 // Writes and deletes gathered, then made at once; `sync`: on disk before it returns.
 void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record);
 void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind);

@@ -107,13 +107,29 @@ static as_status_t find_segments(kvs_disk_t *disk)
     return status;
 }
 
+// A catalog that could not be read to its end would not be written to either.
+static as_status_t renew(kvs_disk_t *disk)
+{
+    kvs_catalog_t *catalog = kvs_files_catalog(disk->files);
+    as_status_t status = kvs_catalog_renew(catalog);
+    for (uint32_t at = 0; status == AS_OK && at < disk->entries_max; at++) {
+        if (disk->entries[at].segment) {
+            kvs_catalog_put(catalog, &disk->entries[at].record);
+        }
+    }
+    return status == AS_OK ? kvs_catalog_commit(catalog, true) : status;
+}
+
 static as_status_t find_blocks(kvs_disk_t *disk)
 {
     found_t found = {.disk = disk};
     kvs_catalog_t *catalog = kvs_files_catalog(disk->files);
-    uint64_t unsound = kvs_catalog_each(catalog, on_record, &found);
-    as_status_t status = kvs_catalog_commit(catalog, false);
-    (void)status; // logged; they are found again at the next start
+    bool damaged;
+    uint64_t unsound = kvs_catalog_each(catalog, on_record, &found, &damaged);
+    as_status_t status = damaged ? renew(disk) : kvs_catalog_commit(catalog, false);
+    if (damaged && status != AS_OK) {
+        return status;
+    } // else logged; they are found again at the next start
     AS_INFO("disk", "%llu blocks in %u segments of %s; %llu records were lost, %llu unsound",
             (unsigned long long)disk->stat.blocks, disk->segment_count, disk->options.directory,
             (unsigned long long)found.lost, (unsigned long long)unsound);

@@ -155,7 +155,7 @@ def test_on_a_full_disk_a_store_keeps_to_what_there_is(disk, tmp_path):
     store = start_store(tmp_path, disk.path / "store", "--disk-size=64MiB")  # segments of 8 MiB: four fit
     acknowledged = Acknowledged()
     load(store, acknowledged, 0, None, count=6000)  # 72 MB
-    assert len(acknowledged.durable) + len(acknowledged.taken) > 5900
+    assert len(acknowledged.durable) + len(acknowledged.taken) > 5000  # some came while room was made
     wait_until(lambda: metric(store, "disk_queue_bytes") == 0, 60, "the queue is empty")
     assert 1300 < metric(store, "disk_stored_blocks") < 2100 and metric(store, "disk_read_only") == 0
     found = check(store, range(6000))
@@ -182,6 +182,9 @@ def test_blocks_that_a_failing_disk_cannot_read_or_write_are_misses(disk, tmp_pa
     durable = len(acknowledged.durable)
     load(store, acknowledged, 0, None, count=50)
     assert len(acknowledged.durable) == durable + 25
+    disk.tell("fail catalog 30")  # also when it is opened
+    load(store, acknowledged, 0, None, count=50)
+    disk.tell("fail catalog 0")
     store.kill()
     store.end()
     disk.cut(0)
