@@ -138,6 +138,7 @@ void assay_handlers_init(assay_client_t *client, as_net_handlers_t *handlers_p);
 
 // rate.c
 void assay_rate_located(assay_link_t *link, uint64_t us);
+void assay_rate_waited(assay_link_t *link, uint64_t us);    // so long, and no answer came
 void assay_rate_begin(assay_link_t *link, uint64_t now_us); // bytes are owed
 void assay_rate_arrived(assay_link_t *link, size_t bytes);
 void assay_rate_end(assay_link_t *link, uint64_t now_us, bool idle); // idle: none are owed any more

@@ -365,6 +365,7 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
         if (part->call) {
             assay_call_drop(part->call);
         }
+        assay_rate_waited(part->link, assay_now_us(fetch->client) - part->begun_us);
         part_fail(part, AS_ERR_DEADLINE);
         part_end(part);
         part->silent = true;

@@ -22,6 +22,15 @@ void assay_rate_located(assay_link_t *link, uint64_t us)
     link->rate.locate_us = mean(link->rate.locate_us, us > 0 ? (double)us : 1);
 }
 
+// The answer would have taken longer still. What was given up sooner than it usually comes tells
+// nothing.
+void assay_rate_waited(assay_link_t *link, uint64_t us)
+{
+    if ((double)us > link->rate.locate_us) {
+        assay_rate_located(link, us);
+    }
+}
+
 // Bytes are owed from here on; `us`: now.
 void assay_rate_begin(assay_link_t *link, uint64_t us)
 {

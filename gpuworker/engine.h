@@ -44,6 +44,7 @@ typedef struct gpw_engine {
     as_timer_t *alarm;           // deadlines and retries
     uint64_t alarm_us;           // when it is due; UINT64_MAX: not set
     bool warned_block_too_large; // for a store
+    double prefill_us_per_token; // running mean, of prompts computed whole; 0: not known
     _Atomic uint64_t load_used_bytes, load_sessions, load_queued_tokens; // for heartbeats
 } gpw_engine_t;
 

@@ -75,6 +75,7 @@ static void on_done(void *ctx)
     if (t->params.kind == GPW_TRANSFER_ROUTE) {
         t->news.located_blocks = t->end.located_blocks;
         t->news.node_ids = t->route_nodes;
+        t->news.load_us = t->end.load_us;
     }
     t->params.on_news(t->params.ctx, t);
 }
@@ -147,6 +148,10 @@ static void io_route_done(void *ctx, as_status_t status, uint32_t hit_blocks,
         if (t->route_nodes) {
             memcpy(t->route_nodes, node_ids, hit_blocks * sizeof(uint64_t));
             t->end.located_blocks = hit_blocks;
+            t->end.load_us = t->link->client
+                                 ? assay_client_load_us(t->link->client, node_ids, hit_blocks,
+                                                        as_block_bytes(&t->params.shape))
+                                 : 0;
         }
     }
     io_end(t, status);

@@ -38,6 +38,7 @@ typedef struct gpw_transfer_news {
     uint64_t bytes;           // fetch, when done
     uint64_t node_id;         // put, when done
     const uint64_t *node_ids; // route: [located_blocks]; lives as long as the transfer
+    uint64_t load_us;         // route: expected time of loading them; 0: not known
 } gpw_transfer_news_t;
 
 typedef struct gpw_transfer_params {

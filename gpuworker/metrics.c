@@ -58,6 +58,8 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     COUNTER(published_bytes_total, "Bytes of blocks put to stores."),
     COUNTER(publish_dropped_blocks_total, "Puts of blocks that no store took."),
     COUNTER(recomputed_blocks_total, "Blocks computed again because no store had them."),
+    COUNTER(recompute_chosen_blocks_total,
+            "Stored blocks computed again because loading them was expected to take longer."),
     COUNTER(restarts_total, "Requests that let go of their memory and began again."),
     HISTOGRAM(swap_wait_us, "Microseconds that a verification waited for layers."),
     HISTOGRAM(first_token_us, "Microseconds from submit to the first token."),

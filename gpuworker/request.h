@@ -75,6 +75,7 @@ typedef struct gpw_request {
     bool verify;
     gpw_horizon_t horizon;
     uint64_t submitted_us, deadline_us, step_us, first_us;
+    uint64_t prefill_us; // when its prompt's computation began; 0: it waits for what is loaded, too
 
     gpw_step_t step;
     bool runnable;

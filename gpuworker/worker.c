@@ -295,6 +295,7 @@ void gpw_worker_options_init(gpw_worker_options_t *options)
         .route_deadline_us = 1000000,
         .fetch_deadline_us = 5000000,
         .put_deadline_us = 5000000,
+        .recompute_tokens_per_s = -1,
         .name = "worker",
         .http_address = "",
     };

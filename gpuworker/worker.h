@@ -71,6 +71,7 @@ typedef struct gpw_usage {
     uint64_t resident_bytes,
         full_bytes; // of the session's cache at its end: held on the device / uncompressed
     uint32_t recomputed_blocks; // after a store, checksum or lease fault
+    uint32_t chosen_blocks;     // stored, but computed: that was expected to be faster than loading
     uint64_t queue_us, first_token_us, total_us;
 } gpw_usage_t;
 
@@ -98,6 +99,9 @@ typedef struct gpw_worker_options {
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;
     uint64_t route_deadline_us, fetch_deadline_us, put_deadline_us;
+    // Tokens per second of computing a prompt, which loading a stored prefix is weighed against; 0:
+    // as measured; negative: what is stored is always loaded.
+    double recompute_tokens_per_s;
     as_loop_t *engine_loop, *io_loop; // the same loop in the simulation
     assay_client_t *client;           // on the io loop; NULL: no stores, every cache stays local
     as_rpc_client_t *scheduler;       // on the io loop; NULL: no scheduler

@@ -8,7 +8,9 @@
 #include "common/assert.h"
 #include "gpuworker/engine.h"
 
-#define FETCH_TRIES 2u // of a prefix, each shorter than the one before; then it is computed here
+#define FETCH_TRIES  2u   // of a prefix, each shorter than the one before; then it is computed here
+#define MEASURE_ROWS 16u  // fewer tell more of what else a turn costs
+#define NEWEST       0.25 // weight of the newest measurement
 
 // ---- FETCH -------------------------------------------------------------------------------------
 
@@ -124,6 +126,7 @@ static gpw_turn_t begin(gpw_request_t *request)
     if (status != AS_OK) {
         return gpw_request_fail(request, status, "no memory for the prompt's cache");
     }
+    request->prefill_us = request->swap.transfer ? 0 : as_loop_now_us(request->engine->loop);
     gpw_pass_begin(request, slot, position, rows);
     return GPW_TURN_AGAIN;
 }
@@ -138,11 +141,24 @@ static void let_go(gpw_request_t *request)
     }
 }
 
+// How long a token of a prompt takes, with all that the worker does beside it.
+static void measure(gpw_request_t *request, uint32_t rows)
+{
+    gpw_engine_t *engine = request->engine;
+    if (request->prefill_us == 0 || rows < MEASURE_ROWS) {
+        return;
+    }
+    double us = (double)(as_loop_now_us(engine->loop) - request->prefill_us) / rows;
+    double *mean = &engine->prefill_us_per_token;
+    *mean = *mean > 0 ? *mean + NEWEST * (us - *mean) : us;
+}
+
 static gpw_turn_t complete(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
     gpw_pass_t *pass = &request->pass;
     uint32_t last = pass->rows - 1;
+    measure(request, pass->rows);
     gpw_forward_logits(pass->slot->forward, &last, 1, engine->logits);
     int32_t token = gpw_reply_choose(request, engine->logits, request->token_count);
     request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;

@@ -6,6 +6,9 @@
 // the first token.
 #include "gpuworker/engine.h"
 
+// Loading must be expected to take this much longer than computing, since neither is known well.
+#define MARGIN 1.25
+
 static void on_news(void *ctx, gpw_transfer_t *transfer)
 {
     (void)transfer;
@@ -33,6 +36,17 @@ static as_status_t start(gpw_request_t *request, uint32_t block_count)
     return gpw_transfer_start(engine->link, &params, &request->route);
 }
 
+// Whether the hit's tokens are computed sooner than its blocks are loaded, by what was measured of
+// both. What is not known is loaded.
+static bool is_recompute_faster(const gpw_request_t *request, const gpw_transfer_news_t *news)
+{
+    const gpw_engine_t *engine = request->engine;
+    double own = engine->options.recompute_tokens_per_s;
+    double us_per_token = own > 0 ? 1e6 / own : engine->prefill_us_per_token;
+    double recompute_us = us_per_token * news->located_blocks * engine->shape.block_tokens;
+    return own >= 0 && recompute_us > 0 && (double)news->load_us > MARGIN * recompute_us;
+}
+
 // Without a scheduler the whole prefix is asked for where placement would put it.
 gpw_turn_t gpw_route_turn(gpw_request_t *request)
 {
@@ -58,5 +72,10 @@ gpw_turn_t gpw_route_turn(gpw_request_t *request)
         return GPW_TURN_WAIT;
     }
     request->hit_limit = news->status == AS_OK ? news->located_blocks : 0;
+    if (request->hit_limit > 0 && is_recompute_faster(request, news)) {
+        request->usage.chosen_blocks += request->hit_limit;
+        gpw_metric_add(GPW_METRIC_CHOSEN_BLOCKS_TOTAL, request->hit_limit);
+        request->hit_limit = 0;
+    }
     return gpw_request_go(request, request->hit_limit ? GPW_STEP_FETCH : GPW_STEP_PREFILL);
 }

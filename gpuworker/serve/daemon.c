@@ -136,6 +136,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.route_deadline_us = (uint64_t)config->route_deadline_us;
     options.fetch_deadline_us = (uint64_t)config->fetch_deadline_us;
     options.put_deadline_us = (uint64_t)config->put_deadline_us;
+    options.recompute_tokens_per_s = config->recompute_rate;
     options.engine_loop = daemon->engine;
     options.io_loop = daemon->io;
     options.client = daemon->client;

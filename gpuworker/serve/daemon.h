@@ -19,7 +19,8 @@ typedef struct gpw_daemon_config {
     int64_t cache_bytes;
     int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
         put_deadline_us;
-    int64_t grace_us;        // of a shutdown
+    double recompute_rate; // tokens/s; 0: as measured; negative: stored prefixes are always loaded
+    int64_t grace_us;      // of a shutdown
     const as_rpc_tls_t *tls; // to the scheduler; NULL: plain text
 } gpw_daemon_config_t;
 

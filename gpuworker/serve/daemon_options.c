@@ -69,6 +69,11 @@ static const as_option_t table[] = {
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
+    {.name = "recompute-rate", .type = AS_OPTION_DOUBLE, .value = &config.recompute_rate,
+     .fallback = "0", .metavar = "TOKENS",
+     .help = "per second, of computing a prompt: a stored prefix is computed again where loading it "
+             "is expected to take longer; 0: as measured; -1: always load",
+     .min = -1, .max = 1e9},
     {.name = "receive-deadline", .type = AS_OPTION_DURATION, .value = &config.receive_deadline_us,
      .fallback = "60s", .metavar = "TIME",
      .help = "of a request's header, and of its body, in whole seconds; then 408",

@@ -239,7 +239,8 @@ static void run_seed(uint64_t seed)
                                .replicas = 1 + seed / 2 % 2,
                                .block_tokens = BLOCK_TOKENS,
                                .cache_bytes_max = seed % 3 == 0 ? 390u << 10 : 16u << 20,
-                               .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20};
+                               .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20,
+                               .weigh = seed % 4 == 1};
     memset(asked, 0, sizeof(asked));
     world_open(&world, &options);
     world_run(&world, 50000);
@@ -387,6 +388,70 @@ static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void 
     gpw_model_free(model);
 }
 
+// The same prompt again and again, over a link that becomes slow and fast again: its prefix is loaded,
+// computed, loaded, always with the same tokens. What the link can do is seen from what
+// verifications bring over it.
+static uint32_t ask_until(world_t *world, const pooled_t *what, bool loaded)
+{
+    static answer_t answer;
+    uint32_t blocks = (what->count - 1) / BLOCK_TOKENS;
+    for (uint32_t tries = 1; tries <= 20; tries++) {
+        gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
+        params.choose = what->choose;
+        params.compressor = "kivi2";
+        params.horizon = 4;
+        params.horizon_set = true;
+        answer_submit(world->workers[0].worker, &params, &answer);
+        for (int i = 0; i < 600 && !answer.finished; i++) {
+            world_run(world, 100000);
+        }
+        assert_true(answer.finished);
+        assert_int_equal(answer.status, AS_OK);
+        answer_compare(&answer, &what->expected, loaded ? "fast link" : "slow link");
+        uint32_t cached = answer.usage.cached_tokens / BLOCK_TOKENS;
+        assert_true(answer.usage.chosen_blocks == 0 || cached == 0);
+        if (loaded ? cached == blocks : answer.usage.chosen_blocks == blocks) {
+            return tries;
+        }
+    }
+    return 0;
+}
+
+static void a_prefix_behind_a_slow_link_is_computed_again(void **state)
+{
+    (void)state;
+    model = tiny_load(3);
+    make_pool();
+    world_t world;
+    world_options_t options = {.model = model,
+                               .seed = 5,
+                               .stores = 1,
+                               .workers = 1,
+                               .block_tokens = BLOCK_TOKENS,
+                               .cache_bytes_max = 16u << 20,
+                               .ram_bytes = 8u << 20,
+                               .weigh = true};
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    const as_sim_faults_t fast = {.bandwidth_bytes_per_s = 1000000000},
+                          slow = {.delay_us_min = 5000,
+                                  .delay_us_max = 5000,
+                                  .bandwidth_bytes_per_s = 1000000};
+    const pooled_t *what = &pool[23];
+    int64_t chosen = gpw_metric_value(GPW_METRIC_CHOSEN_BLOCKS_TOTAL);
+    as_sim_set_faults(world.sim, &fast);
+    assert_true(ask_until(&world, what, true) > 0);
+    assert_int_equal(ask_until(&world, what, true), 1);
+    assert_int_equal(gpw_metric_value(GPW_METRIC_CHOSEN_BLOCKS_TOTAL), chosen);
+    as_sim_set_faults(world.sim, &slow);
+    assert_true(ask_until(&world, what, false) > 0);
+    assert_true(gpw_metric_value(GPW_METRIC_CHOSEN_BLOCKS_TOTAL) > chosen);
+    as_sim_set_faults(world.sim, &fast);
+    assert_true(ask_until(&world, what, true) > 0);
+    world_close(&world);
+    gpw_model_free(model);
+}
+
 int main(void)
 {
     // A layer that is released before it was read comes out as a wrong token.
@@ -394,6 +459,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
         cmocka_unit_test(a_store_that_dies_costs_no_block_of_which_there_are_two_copies),
+        cmocka_unit_test(a_prefix_behind_a_slow_link_is_computed_again),
         cmocka_unit_test(every_request_ends_with_the_right_tokens_and_nothing_leaks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -142,6 +142,7 @@ static void worker_start(world_t *world, uint32_t index)
     options.instance_id[0] = (uint8_t)(100 + index);
     options.incarnation = 1;
     options.tick_us = WORLD_TICK_US;
+    options.recompute_tokens_per_s = world->options.weigh ? 0 : -1;
     must(gpw_worker_alloc(&options, &worker->worker));
 }
 

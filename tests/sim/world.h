@@ -47,6 +47,7 @@ typedef struct world_options {
     uint32_t block_tokens;
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store
+    bool weigh;               // workers compute a stored prefix where that is faster
 } world_options_t;
 
 typedef struct world {

@@ -123,6 +123,21 @@ static void old_measurements_and_unknown_stores_are_not_believed(void **state)
     assert_true(predict(47) > 0);
 }
 
+static void a_question_without_an_answer_counts(void **state)
+{
+    (void)state;
+    begin(1, true);
+    put_chain(&world, 48);
+    note_nodes(48);
+    set_link(100000000, 100);
+    load(48);
+    uint64_t before_us = predict(48);
+    set_link(100000000, 3000000); // longer than anybody waits
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 48});
+    assert_int_not_equal(result.status, AS_OK);
+    assert_true(predict(48) > before_us + 100000);
+}
+
 static void a_reader_that_is_slow_itself_is_not_the_links_fault(void **state)
 {
     (void)state;
@@ -156,6 +171,7 @@ int main(void)
         TEST(what_was_measured_predicts_what_comes),
         TEST(stores_are_read_at_the_same_time),
         TEST(old_measurements_and_unknown_stores_are_not_believed),
+        TEST(a_question_without_an_answer_counts),
         TEST(a_reader_that_is_slow_itself_is_not_the_links_fault),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
