@@ -127,7 +127,9 @@ typedef struct assay_request {
     int32_t *results;      // NULL, or one for each block
     assay_done_fn on_done; // NULL: none
     void *ctx;
-    uint64_t reserved[8]; // zero
+    uint64_t ttl_ms; // put: the stores forget the blocks after it; 0: never; at most 2^32 - 1. A
+                     // block that is there keeps the time of its first put
+    uint64_t reserved[7]; // zero
 } assay_request_t;
 
 // Does it and waits. exists: ASSAY_OK, and the results tell. get: ASSAY_OK when every block is

@@ -63,7 +63,7 @@ struct assay_op {
     char error[ASSAY_ERROR_BYTES];
     uint64_t deadline_us;
     // the request
-    uint32_t kind, flags, count, first;
+    uint32_t kind, flags, count, first, ttl_ms;
     as_shape_t shape;
     as_key_t namespace_key;
     as_key_t *keys;

@@ -84,10 +84,13 @@ static int check(const assay_request_t *request, as_shape_t *shape)
     const char *name = names[request->kind];
     bool put = request->kind == ASSAY_KIND_PUT;
     uint32_t known = put ? ASSAY_DURABLE : ASSAY_PREFIX;
-    if ((request->flags & ~known) || !is_zero(request->reserved, 8)) {
+    if ((request->flags & ~known) || !is_zero(request->reserved, 7)) {
         return assay_fail(ASSAY_INVALID,
                           "%s: a flag or a reserved member is set that this version does not know",
                           name);
+    }
+    if (request->ttl_ms > UINT32_MAX || (request->ttl_ms > 0 && !put)) {
+        return assay_fail(ASSAY_INVALID, "%s: ttl_ms is of a put, and at most 2^32 - 1", name);
     }
     if (!request->keys || request->count == 0 || request->count > AS_CHAIN_BLOCKS_MAX) {
         return assay_fail(ASSAY_INVALID, "%s: between 1 and %u keys must be given", name,
@@ -129,6 +132,7 @@ int assay_request_take(assay_t *assay, const assay_request_t *request, assay_op_
     }
     op->kind = request->kind;
     op->flags = request->flags;
+    op->ttl_ms = (uint32_t)request->ttl_ms;
     op->count = request->count;
     op->first = request->first;
     op->next = request->first;
@@ -303,6 +307,7 @@ static as_status_t put_one(assay_op_t *op, op_put_t *slot, uint32_t index)
         .run_key = op->keys[index / AS_RUN_BLOCKS * AS_RUN_BLOCKS],
         .token_count = op->shape.block_tokens,
         .block = op->blocks ? op->blocks[at] : op->buffer + at * as_block_bytes(&op->shape),
+        .ttl_ms = op->ttl_ms,
         .durable = op->flags & ASSAY_DURABLE,
         .deadline_us = assay_op_left_us(op),
         .on_done = on_put,

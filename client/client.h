@@ -147,6 +147,8 @@ typedef struct assay_put_args {
     const void *block; // as_block_bytes, extents in layer order; unchanged until on_done
     // AS_OK and AS_ERR_EXISTS say that a power cut can no longer lose it. AS_ERR_BUSY: also that
     // another writer is at it.
+    uint32_t
+        ttl_ms; // after which the store forgets it; 0: never. AS_ERR_EXISTS leaves it as it was
     bool durable;
     uint32_t replicas; // copies; 0: as many as the cluster keeps
     // Not NULL: how many copies there are, written before on_done. Fewer than asked for: the put is

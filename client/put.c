@@ -283,6 +283,7 @@ static as_status_t send_reserve(assay_call_t *call)
         .tokens = put->args.token_count,
         .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
         .flags = put->args.durable ? AS_WIRE_DURABLE : 0,
+        .ttl_ms = put->args.ttl_ms,
     };
     return as_net_send(copy->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
 }

@@ -46,6 +46,7 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.connections = stat.connections;
     reply.quota_evictions = stat.quota_evictions;
     reply.purged = stat.purged;
+    reply.expired = stat.expired;
     reply.ghost_hits = stat.ghost_hits;
     reply.soft_pinned_bytes = stat.soft_bytes;
     reply.hard_pinned_bytes = stat.hard_bytes;
@@ -93,8 +94,9 @@ static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, 
     return count + 1;
 }
 
-static void describe(kvs_block_t *block, uint64_t now_us, Assay__StoreBlock *to)
+static void describe(const kvs_store_t *store, kvs_block_t *block, Assay__StoreBlock *to)
 {
+    uint64_t now_us = as_loop_now_us(store->options.loop);
     assay__store_block__init(to);
     to->key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.key.bytes};
     to->parent = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.parent.bytes};
@@ -104,6 +106,7 @@ static void describe(kvs_block_t *block, uint64_t now_us, Assay__StoreBlock *to)
     to->leases = block->leases;
     to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.namespace_key.bytes};
     to->pin = (Assay__PinLevel)block->guard;
+    to->expires_in_us = kvs_expiry_left_us(store, &block->spec);
     to->age_us = now_us - block->sealed_us;
 }
 
@@ -137,8 +140,7 @@ static void serve_list(Assay__Store_Service *service, const Assay__StoreListRequ
     reply.n_blocks = count > limit ? limit : count;
     reply.blocks = admin->pointers;
     for (uint32_t i = 0; i < reply.n_blocks; i++) {
-        describe(kvs_index_at(store->index, admin->page[i]), as_loop_now_us(store->options.loop),
-                 &admin->blocks[i]);
+        describe(store, kvs_index_at(store->index, admin->page[i]), &admin->blocks[i]);
         admin->pointers[i] = &admin->blocks[i];
     }
     closure(&reply, closure_data);

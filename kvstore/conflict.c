@@ -32,6 +32,7 @@ static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *as
 
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
 {
+    kvs_expire_key(store, &ask->key, ask->kind);
     as_status_t status = compare(store, ask);
     if (status != AS_ERR_CONFLICT) {
         return status;

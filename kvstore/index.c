@@ -39,6 +39,7 @@ struct kvs_index {
     size_t guarded_bytes[KVS_GUARD_HARD + 1];
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
+    uint32_t mortals;
     kvs_event_fn listener;
     void *listener_ctx;
 };
@@ -191,6 +192,11 @@ uint64_t kvs_index_pins(const kvs_index_t *index)
     return index->pins;
 }
 
+uint32_t kvs_index_mortals(const kvs_index_t *index)
+{
+    return index->mortals;
+}
+
 // ---- changing state
 
 as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_block_t **block_p)
@@ -233,6 +239,7 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
                            .order = {NONE, NONE},
                            .own = {NONE, NONE}};
     *bucket = id;
+    index->mortals += spec->expires_us != 0;
     set_state(index, block, KVS_RESERVED);
     *block_p = block;
     return AS_OK;
@@ -372,6 +379,7 @@ static void free_if_unheld(kvs_index_t *index, kvs_block_t *block)
     size_t used = kvs_pool_used(index->options.pool);
     kvs_pool_give(index->options.pool, block->run);
     kvs_account_refund(index->accounts, block->account, used - kvs_pool_used(index->options.pool));
+    index->mortals -= block->spec.expires_us != 0;
     set_state(index, block, KVS_ABSENT);
     block->key_next = index->unused;
     index->unused = kvs_index_id(index, block);

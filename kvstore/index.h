@@ -20,6 +20,7 @@ typedef struct kvs_spec {
     as_key_t key, parent, namespace_key;
     uint32_t kind; // as_wire_kind_t
     uint32_t layers, extent_bytes, tokens;
+    uint64_t expires_us; // of the store's clock (expiry.c); 0: never
 } kvs_spec_t;
 
 typedef struct kvs_links {
@@ -69,7 +70,8 @@ uint32_t kvs_index_id(const kvs_index_t *index, const kvs_block_t *block);
 uint8_t *kvs_index_extent(const kvs_index_t *index, const kvs_block_t *block, uint32_t layer);
 uint32_t *kvs_index_crcs(const kvs_index_t *index, const kvs_block_t *block);
 uint32_t kvs_index_count(const kvs_index_t *index, kvs_state_t state);
-uint64_t kvs_index_pins(const kvs_index_t *index); // of all blocks
+uint64_t kvs_index_pins(const kvs_index_t *index);    // of all blocks
+uint32_t kvs_index_mortals(const kvs_index_t *index); // entries that expire
 
 // ---- changing state
 // ABSENT -> RESERVED. AS_ERR_EXISTS: the key is sealed or being written; AS_ERR_BUSY: no memory or

@@ -79,6 +79,7 @@ typedef struct kvs_stat {
     uint64_t bytes_written;
     uint64_t evictions;              // for want of room
     uint64_t quota_evictions;        // for the quota of their owner
+    uint64_t expired;                // at the end of their time
     uint64_t purged;                 // with their namespace, also on disk
     uint64_t ghost_hits;             // blocks that came back soon after their eviction
     uint64_t soft_bytes, hard_bytes; // pinned by operators

@@ -27,6 +27,7 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_BYTES_WRITTEN] = COUNTER("written_bytes_total", "Bytes received from writers"),
     [KVS_METRIC_EVICTIONS] = EVICTED("capacity"),
     [KVS_METRIC_EVICTIONS_QUOTA] = EVICTED("quota"),
+    [KVS_METRIC_EVICTIONS_TTL] = EVICTED("ttl"),
     [KVS_METRIC_EVICTIONS_PURGE] = EVICTED("purge"),
     [KVS_METRIC_GHOST_HITS] =
         GAUGE("ghost_hits", "Blocks that came back soon after their eviction, since the start"),

@@ -272,7 +272,7 @@ void kvs_puts_end_conn(kvs_conn_t *conn)
 
 static as_status_t reserve_check(const as_wire_reserve_t *ask)
 {
-    if ((ask->flags & ~AS_WIRE_DURABLE) != 0) {
+    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->reserved != 0) {
         return AS_ERR_INVALID;
     }
     if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
@@ -288,7 +288,7 @@ static as_status_t reserve_check(const as_wire_reserve_t *ask)
     return AS_OK;
 }
 
-static kvs_spec_t spec_of(const as_wire_reserve_t *ask)
+static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask)
 {
     return (kvs_spec_t){.key = ask->key,
                         .parent = ask->parent,
@@ -296,7 +296,8 @@ static kvs_spec_t spec_of(const as_wire_reserve_t *ask)
                         .kind = ask->kind,
                         .layers = ask->layers,
                         .extent_bytes = ask->extent_bytes,
-                        .tokens = ask->tokens};
+                        .tokens = ask->tokens,
+                        .expires_us = kvs_expiry_at(store, ask->ttl_ms)};
 }
 
 static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t **put_p)
@@ -313,7 +314,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (status != AS_OK) {
         return status;
     }
-    const kvs_spec_t spec = spec_of(ask);
+    const kvs_spec_t spec = spec_of(store, ask);
     size_t bytes = (size_t)spec.layers * (spec.extent_bytes + sizeof(uint32_t));
     if (bytes > kvs_pool_bytes(store->pool)) {
         return AS_ERR_LIMIT;
@@ -346,7 +347,7 @@ static void on_affirmed(void *ctx, as_status_t status)
 // The block is here; its durable writer is answered once it is on disk. AS_ERR_EXISTS: it is.
 static as_status_t affirm(kvs_conn_t *conn, const as_wire_reserve_t *ask)
 {
-    const kvs_spec_t spec = spec_of(ask);
+    const kvs_spec_t spec = spec_of(conn->store, ask);
     put_t *put = put_take(conn, NULL);
     put->state = AFFIRMING;
     put->request = ask->head.request;
@@ -533,6 +534,9 @@ static void put_succeed(put_t *put)
     kvs_block_t *block = put->block;
     memcpy(kvs_index_crcs(store->index, block), put->crcs, block->spec.layers * sizeof(uint32_t));
     kvs_index_seal(store->index, block, now_us);
+    if (block->spec.expires_us != 0) {
+        kvs_store_watch(store);
+    }
     as_metric_observe(&kvs_metrics[KVS_METRIC_COMMIT_US], now_us - put->began_us);
     put->block = NULL;
     if (put->durable) {

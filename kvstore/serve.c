@@ -211,6 +211,7 @@ static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wi
     kvs_store_t *store = conn->store;
     uint32_t hits = 0;
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
+        kvs_expire_key(store, &locate->keys[i], locate->header.kind);
         blocks[i] = kvs_index_find(store->index, &locate->keys[i], locate->header.kind);
         hits += blocks[i] != NULL;
     }

@@ -118,6 +118,7 @@ static void on_sweep(void *ctx)
     kvs_leases_sweep(store->leases, now_us);
     kvs_puts_sweep(store->puts, now_us);
     bool waiting = kvs_locates_sweep(store, now_us);
+    waiting |= kvs_expire_some(store);
     kvs_store_gauge(store);
     store->sweeping =
         waiting || kvs_leases_count(store->leases) > 0 || kvs_puts_count(store->puts) > 0;
@@ -261,6 +262,7 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
     store->evict_goal_bytes = SIZE_MAX;
     store->quota_evict = (as_task_t){.fn = kvs_quota_on_evict, .ctx = store};
     as_metric_register(kvs_metrics, KVS_METRIC_COUNT);
+    kvs_expiry_init(store);
     status = identify(store);
     if (status == AS_OK) {
         status = store_start_net(store);
@@ -276,6 +278,7 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
         return status;
     }
     kvs_store_gauge(store);
+    kvs_store_watch(store); // blocks that the disk has may expire
     *store_p = store;
     return AS_OK;
 }

@@ -34,6 +34,7 @@ typedef enum kvs_metric {
     KVS_METRIC_EVICTIONS,
     KVS_METRIC_EVICTIONS_QUOTA,
     KVS_METRIC_EVICTIONS_PURGE,
+    KVS_METRIC_EVICTIONS_TTL,
     KVS_METRIC_GHOST_HITS,
     KVS_METRIC_SOFT_BYTES,
     KVS_METRIC_HARD_BYTES,
@@ -120,6 +121,8 @@ struct kvs_store {
     as_task_t evict;
     size_t evict_goal_bytes;
     as_task_t quota_evict;
+    uint64_t epoch_us; // what the store's clock is ahead of the loop's
+    uint32_t expiry_cursor, expiry_disk_cursor;
     uint64_t conflict_told_us;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
@@ -176,6 +179,14 @@ void kvs_quota_on_evict(void *store);
 as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec) AS_MUST_USE;
 void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block); // it was reserved
 
+// expiry.c: blocks with a time to live.
+void kvs_expiry_init(kvs_store_t *store);
+uint64_t kvs_expiry_at(const kvs_store_t *store, uint32_t ttl_ms); // 0 is never
+uint64_t kvs_expiry_left_us(const kvs_store_t *store, const kvs_spec_t *spec);
+// Drops the block where its time is over: before anybody looks for it.
+void kvs_expire_key(kvs_store_t *store, const as_key_t *key, uint32_t kind);
+bool kvs_expire_some(kvs_store_t *store); // a step of the walk; whether any block expires
+
 // tier.c: between RAM and disk.
 struct kvs_disk_stat;
 typedef void (*kvs_tier_done_fn)(void *ctx, as_status_t status);
@@ -196,6 +207,8 @@ bool kvs_tier_wait(kvs_locate_t *locate);
 void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer
 bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind);
 uint64_t kvs_tier_remove_all(kvs_store_t *store);
+// On disk, or NULL. Valid until the disk is asked anything else.
+const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind);
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
 void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p);
 struct kvs_disk *kvs_tier_disk(const kvs_store_t *store); // NULL: RAM only

@@ -260,6 +260,7 @@ bool kvs_tier_wait(kvs_locate_t *locate)
     }
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
         const as_key_t *key = &locate->keys[i];
+        kvs_expire_key(store, key, kind);
         if (kvs_index_find(store->index, key, kind)) {
             continue;
         }
@@ -317,6 +318,11 @@ uint64_t kvs_tier_remove_all(kvs_store_t *store)
         removed += kvs_tier_remove(store, &spec.key, spec.kind) && !in_ram;
     }
     return removed;
+}
+
+const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind)
+{
+    return store->tier ? kvs_disk_find(store->tier->disk, key, kind) : NULL;
 }
 
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p)

@@ -252,6 +252,8 @@ _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
 //    124     4  tokens
 //    128     4  digest: CRC32C over the key and the checksums that COMMIT will bring
 //    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block
+//    136     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
+//    140     4  0
 typedef struct as_wire_reserve {
     as_wire_head_t head;
     as_key_t key;
@@ -263,8 +265,10 @@ typedef struct as_wire_reserve {
     uint32_t tokens;
     uint32_t digest;
     uint32_t flags;
+    uint32_t ttl_ms;
+    uint32_t reserved;
 } as_wire_reserve_t;
-_Static_assert(sizeof(as_wire_reserve_t) == 136, "layout on the wire");
+_Static_assert(sizeof(as_wire_reserve_t) == 144, "layout on the wire");
 _Static_assert(offsetof(as_wire_reserve_t, kind) == 112, "layout on the wire");
 
 // RESERVED

@@ -75,11 +75,12 @@ static void show(listing_t *listing, const char *store, const Assay__StoreBlock 
     if (as_json) {
         json_array_append_new(
             listing->json,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I}", "store", store, "key",
-                      key, "parent", parent, "namespace", owner, "pin",
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store", store,
+                      "key", key, "parent", parent, "namespace", owner, "pin",
                       pins[block->pin < 3 ? block->pin : 0], "tokens", (json_int_t)block->tokens,
                       "bytes", (json_int_t)block->bytes, "uses", (json_int_t)block->uses, "leases",
-                      (json_int_t)block->leases, "age_us", (json_int_t)block->age_us));
+                      (json_int_t)block->leases, "age_us", (json_int_t)block->age_us,
+                      "expires_in_us", (json_int_t)block->expires_in_us));
         return;
     }
     cli_cell(listing->table, "%s", key);

@@ -14,6 +14,7 @@
 
 static const char *scheduler, *run_dir, *shape_text, *space;
 static bool as_json, durable;
+static int64_t ttl_us;
 
 static const as_option_t table[] = {
     {.name = "shape",
@@ -34,6 +35,14 @@ static const as_option_t table[] = {
      .value = &durable,
      .fallback = "false",
      .help = "wait until a power cut can no longer lose the blocks; the stores need a --disk"},
+    {.name = "ttl",
+     .type = AS_OPTION_DURATION,
+     .value = &ttl_us,
+     .fallback = "0",
+     .metavar = "TIME",
+     .help = "the stores forget the blocks after it, as 10m; 0 is never; at most 49 days",
+     .min = 0,
+     .max = 4.2e12},
     {.name = "json",
      .type = AS_OPTION_BOOL,
      .value = &as_json,
@@ -128,6 +137,7 @@ static bool put_window(putting_t *putting, uint32_t blocks)
     int32_t results[WINDOW_BLOCKS];
     const assay_request_t request = {.kind = ASSAY_KIND_PUT,
                                      .flags = durable ? ASSAY_DURABLE : 0,
+                                     .ttl_ms = (uint64_t)(ttl_us + 999) / 1000,
                                      .keys = putting->chain.keys,
                                      .count = putting->chain.count,
                                      .first = putting->chain.count - blocks,

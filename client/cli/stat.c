@@ -187,6 +187,7 @@ static json_t *store_json(const Assay__NodeStat *node)
         {"bytes_written", store->bytes_written},
         {"evictions", store->evictions},
         {"quota_evictions", store->quota_evictions},
+        {"expired", store->expired},
         {"purged", store->purged},
         {"ghost_hits", store->ghost_hits},
         {"soft_pinned_bytes", store->soft_pinned_bytes},

@@ -5,7 +5,7 @@
 // Key: kind (1 byte), key of the block (32). Value, little-endian:
 //
 //   offset bytes
-//        0     4  version, 1
+//        0     4  version: 1; 2 with a time to live
 //        4     4  number of the segment
 //        8     8  offset in it
 //       16     4  layers
@@ -14,7 +14,8 @@
 //       28    32  parent key
 //       60    32  namespace key
 //       92     4  digest: CRC32C of the key and the extents' checksums
-//       96     4  CRC32C of key and value up to here
+//       96     8  of version 2: when it expires, us since 1970
+//       96 or 104 4  CRC32C of key and value up to here
 #include "kvstore/disk/catalog.h"
 
 #include <errno.h>
@@ -28,7 +29,9 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-#define VERSION      1u
+#define VERSION      1u // of records of blocks that never expire
+#define VERSION_TTL  2u
+#define FIXED_BYTES  96u // that both have
 #define WRITE_BUFFER (8u << 20)
 #define FILES_MAX    256
 
@@ -57,9 +60,14 @@ static uint32_t get32(const uint8_t *at)
     return value;
 }
 
-static uint32_t sum_of(const uint8_t *key, const uint8_t *value)
+static uint32_t sum_of(const uint8_t *key, const uint8_t *value, size_t bytes)
 {
-    return as_crc32c(as_crc32c(0, key, KVS_CATALOG_KEY_BYTES), value, 96);
+    return as_crc32c(as_crc32c(0, key, KVS_CATALOG_KEY_BYTES), value, bytes);
+}
+
+size_t kvs_catalog_value_bytes(const kvs_record_t *record)
+{
+    return FIXED_BYTES + (record->spec.expires_us ? sizeof(uint64_t) : 0) + sizeof(uint32_t);
 }
 
 void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
@@ -68,7 +76,8 @@ void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_
     const kvs_spec_t *spec = &record->spec;
     key[0] = (uint8_t)spec->kind;
     memcpy(key + 1, &spec->key, sizeof(spec->key));
-    put32(value, VERSION);
+    size_t sum_at = kvs_catalog_value_bytes(record) - sizeof(uint32_t);
+    put32(value, spec->expires_us ? VERSION_TTL : VERSION);
     put32(value + 4, record->segment);
     memcpy(value + 8, &record->offset, sizeof(record->offset));
     put32(value + 16, spec->layers);
@@ -77,15 +86,21 @@ void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_
     memcpy(value + 28, &spec->parent, sizeof(spec->parent));
     memcpy(value + 60, &spec->namespace_key, sizeof(spec->namespace_key));
     put32(value + 92, record->digest);
-    put32(value + 96, sum_of(key, value));
+    if (spec->expires_us) {
+        memcpy(value + FIXED_BYTES, &spec->expires_us, sizeof(spec->expires_us));
+    }
+    put32(value + sum_at, sum_of(key, value, sum_at));
 }
 
 bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *value_bytes_p,
                        size_t value_bytes, kvs_record_t *record_p)
 {
     const uint8_t *key = key_bytes_p, *value = value_bytes_p;
-    if (key_bytes != KVS_CATALOG_KEY_BYTES || value_bytes != KVS_CATALOG_RECORD_BYTES ||
-        get32(value) != VERSION || get32(value + 96) != sum_of(key, value)) {
+    bool is_mortal = value_bytes == KVS_CATALOG_RECORD_BYTES;
+    size_t sum_at = FIXED_BYTES + (is_mortal ? sizeof(uint64_t) : 0);
+    if (key_bytes != KVS_CATALOG_KEY_BYTES || value_bytes != sum_at + sizeof(uint32_t) ||
+        get32(value) != (is_mortal ? VERSION_TTL : VERSION) ||
+        get32(value + sum_at) != sum_of(key, value, sum_at)) {
         return false;
     }
     kvs_record_t record = {.spec = {.kind = key[0],
@@ -98,8 +113,12 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
     memcpy(&record.spec.key, key + 1, sizeof(record.spec.key));
     memcpy(&record.spec.parent, value + 28, sizeof(record.spec.parent));
     memcpy(&record.spec.namespace_key, value + 60, sizeof(record.spec.namespace_key));
+    if (is_mortal) {
+        memcpy(&record.spec.expires_us, value + FIXED_BYTES, sizeof(record.spec.expires_us));
+    }
     const kvs_spec_t *spec = &record.spec;
-    bool sound = (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
+    bool sound = (!is_mortal || spec->expires_us != 0) &&
+                 (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
                  spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
                  spec->extent_bytes % sizeof(uint32_t) == 0 &&
                  spec->extent_bytes <= AS_WIRE_EXTENT_BYTES_MAX &&
@@ -284,7 +303,7 @@ void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
     uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(record, key, value);
     rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key, sizeof(key),
-                              (char *)value, sizeof(value));
+                              (char *)value, kvs_catalog_value_bytes(record));
 }
 
 void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind)

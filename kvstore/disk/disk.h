@@ -37,6 +37,7 @@ typedef struct kvs_disk_options {
 
 typedef struct kvs_disk_stat {
     uint64_t blocks, bytes; // on disk, and their images
+    uint64_t mortal_blocks; // of them: that expire
     uint64_t bytes_max;
     uint64_t segments;
     uint64_t queued_bytes;

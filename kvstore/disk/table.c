@@ -111,6 +111,7 @@ void kvs_table_remove(kvs_disk_t *disk, uint32_t at)
     segment->entries--;
     if (!entry->writing) {
         disk->stat.blocks--;
+        disk->stat.mortal_blocks -= spec->expires_us != 0;
         disk->stat.bytes -= kvs_image_bytes(spec);
     }
     entry->segment = NULL;
@@ -122,6 +123,7 @@ void kvs_table_found(kvs_disk_t *disk, uint32_t at)
 {
     disk->entries[at].writing = false;
     disk->stat.blocks++;
+    disk->stat.mortal_blocks += disk->entries[at].record.spec.expires_us != 0;
     disk->stat.bytes += kvs_image_bytes(&disk->entries[at].record.spec);
 }
 

@@ -256,6 +256,21 @@ def test_pins_quotas_and_drops_reach_every_store(up, prompt):
     assert not any(b["namespace"] == owner for b in blocks())
 
 
+def test_a_file_that_is_put_with_a_time_to_live_is_forgotten(up, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(3 << 20))
+    chain = tmp_path / "chain"
+    chain.write_text(up.assay("put", "--json", "--ttl=3s", "--namespace=ttl", str(file)).stdout)
+
+    def held():
+        return [b for b in json.loads(up.assay("ls", "--json", "--limit=1000").stdout) if b["expires_in_us"] > 0]
+
+    assert len(held()) == 3 and all(b["expires_in_us"] <= 3000000 for b in held())
+    assert up.assay("get", str(chain), f"--out={tmp_path / 'back'}").returncode == 0
+    wait_until(lambda: not held(), 20, "their time is over")
+    assert up.assay("get", str(chain), f"--out={tmp_path / 'gone'}").returncode == 1
+
+
 @pytest.mark.parametrize("arguments", [["pin"], ["pin", "12ab"], ["unpin"], ["unpin", "--all", "0" * 64], ["drop"],
                                        ["drop", "--all", "--namespace=" + "0" * 64], ["drop", "--namespace=xyz"],
                                        ["quota", "--bytes=1MiB"], ["quota", "--reset"]])

@@ -41,7 +41,7 @@ class Request(ctypes.Structure):
                 ("timeout_ms", c_uint32), ("shape", POINTER(ShapeStruct)), ("namespace_key", c_char_p),
                 ("blocks", POINTER(c_void_p)), ("buffer", c_void_p), ("first_layer", c_uint32),
                 ("layer_count", c_uint32), ("results", POINTER(c_int32)), ("on_done", DONE), ("ctx", c_void_p),
-                ("reserved", c_uint64 * 8)]
+                ("ttl_ms", c_uint64), ("reserved", c_uint64 * 7)]
 
 
 class StatsStruct(ctypes.Structure):

@@ -471,6 +471,9 @@ static void what_this_version_does_not_know_is_refused(void **state)
     request = request_of(ASSAY_KIND_EXISTS, 1);
     request.flags = 1u << 9;
     assert_int_equal(assay_run(assay, &request, NULL), ASSAY_INVALID);
+    request = request_of(ASSAY_KIND_EXISTS, 1);
+    request.ttl_ms = 1;
+    assert_int_equal(assay_run(assay, &request, NULL), ASSAY_INVALID);
     request = request_of(9, 1);
     assert_int_equal(assay_run(assay, &request, NULL), ASSAY_INVALID);
     request = request_of(ASSAY_KIND_GET, 1);

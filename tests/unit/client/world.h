@@ -34,6 +34,7 @@ typedef struct world {
     assay_client_t *client;
     as_shape_t shape;
     bool durable;      // of the puts that follow
+    uint32_t ttl_ms;   // too
     uint32_t replicas; // of the puts that follow; 0: the cluster's
     uint8_t twist;     // of the first byte of the blocks that they put
     as_key_t namespace_key;
@@ -247,6 +248,7 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
         .token_count = world->shape.block_tokens,
         .block = result->bytes,
         .durable = world->durable,
+        .ttl_ms = world->ttl_ms,
         .replicas = world->replicas,
         .copies_p = &result->copies,
         .deadline_us = deadline_us,
