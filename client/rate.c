@@ -42,7 +42,9 @@ void assay_rate_begin(assay_link_t *link, uint64_t us)
 
 void assay_rate_arrived(assay_link_t *link, size_t bytes)
 {
-    link->rate.bytes += bytes;
+    if (link->rate.busy) { // else it was reset meanwhile: its time is not known
+        link->rate.bytes += bytes;
+    }
 }
 
 // Nothing is owed any more, or enough is here for a sample.
