@@ -44,6 +44,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_BLOCKS] = GAUGE("stored_blocks", "Blocks that can be read"),
     [KVS_METRIC_USED_BYTES] = GAUGE("pool_used_bytes", "Bytes of the pool that hold blocks"),
     [KVS_METRIC_POOL_BYTES] = GAUGE("pool_bytes", "Bytes of the pool"),
+    [KVS_METRIC_POOL_PAGE_BYTES] = GAUGE(
+        "pool_page_bytes", "A page of the pool; transparent huge pages where there may be some"),
     [KVS_METRIC_LEASES] = GAUGE("leases", "Leases that are out"),
     [KVS_METRIC_RESERVATIONS] = GAUGE("reservations", "Reservations of writers"),
     [KVS_METRIC_CONNECTIONS] = GAUGE("connections", "Open connections on the data port"),

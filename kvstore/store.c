@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "kvstore/disk/disk.h"
 #include "kvstore/evict.h"
+#include "kvstore/pages.h"
 
 #define BLOCKS_MIN      1024u
 #define BLOCKS_LIMIT    (1u << 20)
@@ -91,6 +92,7 @@ void kvs_store_gauge(kvs_store_t *store)
     as_metric_set(&kvs_metrics[KVS_METRIC_BLOCKS], kvs_index_count(store->index, KVS_SEALED));
     as_metric_set(&kvs_metrics[KVS_METRIC_USED_BYTES], (int64_t)kvs_pool_used(store->pool));
     as_metric_set(&kvs_metrics[KVS_METRIC_POOL_BYTES], (int64_t)kvs_pool_bytes(store->pool));
+    as_metric_set(&kvs_metrics[KVS_METRIC_POOL_PAGE_BYTES], (int64_t)store->page_bytes);
     as_metric_set(&kvs_metrics[KVS_METRIC_GHOST_HITS],
                   (int64_t)kvs_ghosts_hits(kvs_index_ghosts(store->index)));
     as_metric_set(&kvs_metrics[KVS_METRIC_SOFT_BYTES],
@@ -199,6 +201,12 @@ static as_status_t store_start_net(kvs_store_t *store)
         options->net_alloc(options->net_ctx, options->loop, &handlers, &store->net);
     if (status == AS_OK) {
         status = as_net_mem_alloc(store->net, options->ram_bytes, &store->memory, &store->mem);
+    }
+    if (status == AS_OK) {
+        kvs_pages_t pages = kvs_pages_use(store->memory, options->ram_bytes);
+        AS_INFO("kvstore", "%zu MiB of memory, in %s of %zu KiB", options->ram_bytes >> 20,
+                pages.kind, pages.bytes >> 10);
+        store->page_bytes = pages.bytes;
     }
     return status;
 }

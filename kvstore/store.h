@@ -45,6 +45,7 @@ typedef enum kvs_metric {
     KVS_METRIC_BLOCKS,
     KVS_METRIC_USED_BYTES,
     KVS_METRIC_POOL_BYTES,
+    KVS_METRIC_POOL_PAGE_BYTES,
     KVS_METRIC_LEASES,
     KVS_METRIC_RESERVATIONS,
     KVS_METRIC_CONNECTIONS,
@@ -101,6 +102,7 @@ struct kvs_store {
     uint64_t node_id;
     as_net_t *net;
     void *memory;
+    size_t page_bytes; // of it
     as_net_mem_t *mem;
     kvs_pool_t *pool;
     kvs_index_t *index;

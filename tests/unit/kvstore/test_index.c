@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -401,6 +402,52 @@ static void eviction_keeps_its_rules_under_random_use(void **state)
     assert_int_equal(model_sealed, 0);
 }
 
+// Blocks of three models in one pool: eviction must make a run that is large enough, however the
+// others lie.
+static void blocks_of_mixed_sizes_always_find_room(void **state)
+{
+    (void)state;
+    static const uint32_t grains[] = {1, 9, 40};
+    const uint32_t pool_grains = 2048;
+    kvs_pool_t *mixed;
+    kvs_index_t *index;
+    uint64_t evicted = 0, seed = 5;
+    double used = 0, fragmentation = 0;
+    uint32_t busy = 0, rounds_most = 0;
+    assert_int_equal(kvs_pool_alloc(pool_grains * KVS_POOL_GRAIN_BYTES, pool_grains, &mixed),
+                     AS_OK);
+    const kvs_index_options_t options = {pool_grains, NULL, mixed};
+    assert_int_equal(kvs_index_alloc(&options, &index), AS_OK);
+    for (uint32_t n = 1; n <= 20000; n++) {
+        uint32_t of = next_random(&seed) % 3, rounds = 0;
+        kvs_spec_t spec = spec_of(n, n % 16 ? n - 1 : 0);
+        spec.layers = 1;
+        spec.extent_bytes = grains[of] * KVS_POOL_GRAIN_BYTES - 64;
+        kvs_block_t *block;
+        while (kvs_index_reserve(index, &spec, &block) == AS_ERR_BUSY) {
+            double all = (double)kvs_pool_bytes(mixed), in_use = (double)kvs_pool_used(mixed);
+            used += rounds == 0 ? in_use / all : 0;
+            fragmentation += rounds == 0 && in_use < all
+                                 ? 1 - (double)kvs_pool_largest(mixed) / (all - in_use)
+                                 : 0;
+            busy += rounds == 0;
+            size_t goal = kvs_pool_used(mixed) - spec.extent_bytes; // as the store does
+            while (kvs_evict_some(index, mixed, goal, &evicted)) {
+            }
+            rounds_most = ++rounds > rounds_most ? rounds : rounds_most;
+        }
+        kvs_index_fill(index, block);
+        kvs_index_seal(index, block, n);
+    }
+    printf(
+        "sizes of 1, 9 and 40 grains: at %.2f in use a block finds no room, with %.2f of what is "
+        "free in pieces; at most %u evictions in a row of its size made some\n",
+        used / busy, fragmentation / busy, rounds_most);
+    assert_true(busy > 1000 && used / busy > 0.85 && rounds_most <= 8);
+    kvs_index_free(index);
+    kvs_pool_free(mixed);
+}
+
 static void parents_that_go_round_in_circles_are_evicted_all_the_same(void **state)
 {
     (void)state;
@@ -476,6 +523,7 @@ int main(void)
         TEST(what_comes_back_after_its_eviction_is_for_the_main_queue),
         TEST(a_scan_does_not_flush_a_chain_that_is_used),
         TEST(eviction_keeps_its_rules_under_random_use),
+        TEST(blocks_of_mixed_sizes_always_find_room),
         TEST(parents_that_go_round_in_circles_are_evicted_all_the_same),
         TEST(a_lease_is_its_owners_and_ends_once),
         TEST(the_failure_of_each_allocation_is_survived),
