@@ -104,6 +104,25 @@ def test_the_installed_package_works_by_itself(environment, world):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 0.1.0\n", "")
 
 
+def test_a_fork_leaves_the_client_to_its_parent(environment, world):
+    code = """if True:
+        import assay, os, sys
+        client = assay.Client(sys.argv[1])
+        child = os.fork()
+        if child == 0:
+            try:
+                client.exists(b'x' * 32)
+            except assay.Invalid as error:
+                print(error, flush=True)
+            sys.exit(3)  # with all that runs at an end
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.exists(b'x' * 32))
+    """
+    done = subprocess.run([environment / "bin" / "python", "-c", code, world.scheduler.address["rpc"]],
+                          capture_output=True, text=True, timeout=60, cwd=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["this client was opened before a fork: open one in each process", "3 0"]
+
+
 def test_structs_are_those_of_the_header(assay, tmp_path):
     library = assay._client.lib
     lines = []

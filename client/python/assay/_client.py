@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import itertools
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -215,6 +216,7 @@ class Client:
         self._handle: Optional[int] = None
         self._guard = threading.Condition()
         self._calls = 0  # that are inside the library
+        self._process = os.getpid()  # a fork has the client, but not its thread
         config = lib.Config(scheduler=scheduler.encode(), timeout_ms=max(1, round(timeout * 1000)),
                             in_flight_max=in_flight_max)
         handle = ctypes.c_void_p()
@@ -229,6 +231,9 @@ class Client:
         """Waits for calls of other threads; operations end as cancelled. Again is fine. Not from a callback."""
         if getattr(_here, "inside", False):
             raise error_of(lib.INVALID, "a callback cannot close a client: it would wait for itself")
+        if self._process != os.getpid():
+            self._handle = None
+            return
         with self._guard:
             handle, self._handle = self._handle, None
             self._guard.wait_for(lambda: self._calls == 0)
@@ -243,12 +248,14 @@ class Client:
 
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)  # nobody is in a call, else it would be referred to
-        if handle is not None:
+        if handle is not None and self._process == os.getpid():
             self._handle = None
             threading.Thread(target=lib.library.assay_close, args=(handle,)).start()  # this may be any thread
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[int]:
+        if self._process != os.getpid():
+            raise error_of(lib.INVALID, "this client was opened before a fork: open one in each process")
         with self._guard:
             if self._handle is None:
                 raise error_of(lib.INVALID, "this client is closed")
