@@ -25,7 +25,7 @@ typedef struct order {
     size_t bytes;
 } order_t;
 
-#define ACCOUNTS_MIN 1024u // owners at a time; or an eighth of the blocks
+#define ACCOUNTS_MIN 1024u // owners at a time; or a sixteenth of the blocks
 
 struct kvs_index {
     kvs_index_options_t options;
@@ -58,7 +58,7 @@ static void set_state(kvs_index_t *index, kvs_block_t *block, kvs_state_t state)
 {
     index->counts[block->state]--;
     index->counts[state]++;
-    block->state = state;
+    block->state = (uint8_t)state;
 }
 
 static void index_free(kvs_index_t *index)
@@ -86,7 +86,7 @@ as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **in
     index->by_key = as_mem_alloc(buckets * sizeof(uint32_t));
     index->by_parent = as_mem_alloc(buckets * sizeof(uint32_t));
     index->blocks = as_mem_zalloc(options->blocks_max, sizeof(kvs_block_t));
-    uint32_t accounts_max = options->blocks_max / 8;
+    uint32_t accounts_max = options->blocks_max / 16;
     accounts_max = accounts_max > ACCOUNTS_MIN ? accounts_max : ACCOUNTS_MIN;
     as_status_t status = kvs_ghosts_alloc(options->blocks_max, &index->ghosts);
     if (status == AS_OK) {
@@ -165,10 +165,15 @@ uint32_t kvs_index_id(const kvs_index_t *index, const kvs_block_t *block)
     return (uint32_t)(block - index->blocks);
 }
 
+static uint8_t *place_of(const kvs_index_t *index, const kvs_block_t *block)
+{
+    return index->options.memory + (size_t)block->grain * KVS_POOL_GRAIN_BYTES;
+}
+
 uint8_t *kvs_index_extent(const kvs_index_t *index, const kvs_block_t *block, uint32_t layer)
 {
     AS_ASSERT(layer < block->spec.layers && block->state != KVS_ABSENT);
-    return index->options.memory + block->offset + (size_t)layer * block->spec.extent_bytes;
+    return place_of(index, block) + (size_t)layer * block->spec.extent_bytes;
 }
 
 // Where the checksums begin, counted from the first extent.
@@ -179,7 +184,7 @@ static size_t crcs_at(size_t bytes)
 
 uint32_t *kvs_index_crcs(const kvs_index_t *index, const kvs_block_t *block)
 {
-    return (uint32_t *)(void *)(index->options.memory + block->offset + crcs_at(block->bytes));
+    return (uint32_t *)(void *)(place_of(index, block) + crcs_at(block->bytes));
 }
 
 uint32_t kvs_index_count(const kvs_index_t *index, kvs_state_t state)
@@ -201,7 +206,8 @@ uint32_t kvs_index_mortals(const kvs_index_t *index)
 
 as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_block_t **block_p)
 {
-    AS_ASSERT(spec->layers > 0 && spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0);
+    AS_ASSERT(spec->layers > 0 && spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
+              (uint64_t)spec->layers * spec->extent_bytes <= UINT32_MAX);
     if (find_any(index, &spec->key, spec->kind)) {
         return AS_ERR_EXISTS;
     }
@@ -229,8 +235,8 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
     index->unused = block->key_next;
     uint32_t *bucket = &index->by_key[bucket_of(index, &spec->key, spec->kind)];
     *block = (kvs_block_t){.spec = *spec,
-                           .offset = offset,
-                           .bytes = bytes,
+                           .grain = (uint32_t)(offset / KVS_POOL_GRAIN_BYTES),
+                           .bytes = (uint32_t)bytes,
                            .run = run,
                            .account = account,
                            .key_next = *bucket,
@@ -426,7 +432,7 @@ void kvs_index_lease(kvs_index_t *index, kvs_block_t *block)
     (void)index;
     AS_ASSERT(block->state == KVS_SEALED);
     block->leases++;
-    block->uses++;
+    block->uses += block->uses < UINT32_MAX;
     block->heat += block->heat < KVS_HEAT_MAX;
 }
 

@@ -22,11 +22,12 @@
 #define FIRST_COUNT  28u // runs of up to 2^31 grains (8 TiB)
 
 typedef struct run {
-    uint32_t first, count;  // in grains
+    uint32_t first; // in grains
+    uint32_t count : 31;
+    uint32_t used : 1;
     uint32_t before, after; // by address
     uint32_t prev,
         next; // in the list of its class when free; next: in the list of unused descriptors
-    bool used;
 } run_t;
 
 struct kvs_pool {

@@ -437,7 +437,7 @@ void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *
         return; // late or repeated: the payload is dropped, COMMIT tells
     }
     if (msg->data_bytes != put->block->bytes) {
-        AS_WARN("kvstore", "write refused: %zu bytes, the block has %zu", msg->data_bytes,
+        AS_WARN("kvstore", "write refused: %zu bytes, the block has %u", msg->data_bytes,
                 put->block->bytes);
         put_end(put, AS_ERR_INVALID);
         return;
