@@ -115,8 +115,23 @@ static uint32_t entry_of(const kvs_disk_t *disk, const kvs_job_t *job)
     return same ? at : KVS_DISK_NONE;
 }
 
+// At the end of the tier a SYNC is called back before the WRITE that it waits for.
+static void wait_no_more(kvs_disk_t *disk, const kvs_job_t *job)
+{
+    uint32_t at = kvs_table_find(disk, &job->record.spec.key, job->record.spec.kind);
+    kvs_job_t **link = at == KVS_DISK_NONE ? NULL : &disk->entries[at].waiting;
+    while (link && *link) {
+        if (*link == job) {
+            *link = job->next;
+            return;
+        }
+        link = &(*link)->next;
+    }
+}
+
 static void was_synced(kvs_disk_t *disk, const kvs_job_t *job)
 {
+    wait_no_more(disk, job);
     uint32_t at = entry_of(disk, job);
     if (job->status != AS_OK) {
         disk->stat.failures++;

@@ -546,6 +546,23 @@ static void check_record(const kvs_record_t *record, size_t value_bytes)
     assert_false(kvs_catalog_parse(key, sizeof(key), value, value_bytes - 1, &parsed));
 }
 
+static void a_sync_that_waits_at_the_end_is_called_back(void **state)
+{
+    (void)state;
+    uint8_t *image = image_of(1);
+    waited_t writes = {0}, syncs = {0};
+    for (uint32_t n = 0; n < 10; n++) { // the loop does not turn: all wait
+        kvs_spec_t spec = spec_of(n);
+        assert_int_equal(give(&spec, image, false, &writes), AS_OK);
+        assert_int_equal(kvs_disk_sync(disk, &spec, on_done, &syncs), AS_OK);
+    }
+    kvs_disk_free(disk);
+    assert_true(writes.done == 10 && syncs.done == 10);
+    assert_int_equal(syncs.status, AS_ERR_CANCELLED); // nobody may take them for safe
+    as_mem_free(image);
+    open_disk();
+}
+
 static void records_survive_only_as_they_were_written(void **state)
 {
     (void)state;
@@ -576,6 +593,7 @@ int main(void)
         TEST(a_block_removed_while_it_is_written_is_never_found),
         TEST(a_full_queue_says_busy),
         TEST(everything_is_called_back_at_the_end),
+        TEST(a_sync_that_waits_at_the_end_is_called_back),
         TEST(records_survive_only_as_they_were_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
