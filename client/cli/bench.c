@@ -55,21 +55,8 @@ static const as_option_t table[] = {
      .value = &keep,
      .fallback = "false",
      .help = "leave the blocks in the stores"},
-    {.name = "json",
-     .type = AS_OPTION_BOOL,
-     .value = &as_json,
-     .fallback = "false",
-     .help = "print JSON"},
-    {.name = "scheduler",
-     .type = AS_OPTION_STRING,
-     .value = &scheduler,
-     .metavar = "HOST:PORT",
-     .help = "of which cluster (default: the one here)"},
-    {.name = "run-dir",
-     .type = AS_OPTION_STRING,
-     .value = &run_dir,
-     .metavar = "DIR",
-     .help = "of the cluster, as for `assay up`"},
+    CLI_JSON_OPTION(as_json, "print JSON"),
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

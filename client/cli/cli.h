@@ -48,6 +48,24 @@ int cli_top(int argc, char **argv);
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // Of the subcommands' tables, for every remote call: AS_TLS_OPTIONS(cli_tls).
 extern as_rpc_tls_t cli_tls;
+// Of the tables of subcommands that print JSON or ask a cluster: each sets the variable it names.
+#define CLI_JSON_OPTION(as_json_, help_)                                                           \
+    {                                                                                              \
+        .name = "json", .type = AS_OPTION_BOOL, .value = &(as_json_), .fallback = "false",         \
+        .help = (help_)                                                                            \
+    }
+#define CLI_RUN_DIR_OPTION(run_dir_)                                                               \
+    {                                                                                              \
+        .name = "run-dir", .type = AS_OPTION_STRING, .value = &(run_dir_), .metavar = "DIR",       \
+        .help = "of the cluster, as for `assay up`"                                                \
+    }
+#define CLI_CLUSTER_OPTIONS(scheduler_, run_dir_)                                                  \
+    {.name = "scheduler",                                                                          \
+     .type = AS_OPTION_STRING,                                                                     \
+     .value = &(scheduler_),                                                                       \
+     .metavar = "HOST:PORT",                                                                       \
+     .help = "of which cluster (default: the one here)"},                                          \
+        CLI_RUN_DIR_OPTION(run_dir_)
 // Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
 // refused.
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p);

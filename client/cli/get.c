@@ -26,21 +26,8 @@ static const as_option_t table[] = {
      .fallback = CLI_SHAPE,
      .metavar = "N,N,N,N,N,N",
      .help = "of the blocks of bare keys, as for `assay put`; a chain tells its own"},
-    {.name = "json",
-     .type = AS_OPTION_BOOL,
-     .value = &as_json,
-     .fallback = "false",
-     .help = "print the figures as JSON; needs --out"},
-    {.name = "scheduler",
-     .type = AS_OPTION_STRING,
-     .value = &scheduler,
-     .metavar = "HOST:PORT",
-     .help = "of which cluster (default: the one here)"},
-    {.name = "run-dir",
-     .type = AS_OPTION_STRING,
-     .value = &run_dir,
-     .metavar = "DIR",
-     .help = "of the cluster, as for `assay up`"},
+    CLI_JSON_OPTION(as_json, "print the figures as JSON; needs --out"),
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

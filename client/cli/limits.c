@@ -14,26 +14,14 @@ static const char *scheduler, *run_dir, *namespace_hex;
 static bool soft, all, reset;
 static int64_t quota_bytes;
 
-#define CLUSTER_ROWS                                                                               \
-    {.name = "scheduler",                                                                          \
-     .type = AS_OPTION_STRING,                                                                     \
-     .value = &scheduler,                                                                          \
-     .metavar = "HOST:PORT",                                                                       \
-     .help = "of which cluster (default: the one here)"},                                          \
-        {.name = "run-dir",                                                                        \
-         .type = AS_OPTION_STRING,                                                                 \
-         .value = &run_dir,                                                                        \
-         .metavar = "DIR",                                                                         \
-         .help = "of the cluster, as for `assay up`"},                                             \
-        AS_TLS_OPTIONS(cli_tls)
-
 static const as_option_t pin_table[] = {
     {.name = "soft",
      .type = AS_OPTION_BOOL,
      .value = &soft,
      .fallback = "false",
      .help = "evict them after all that has no pin; without it they are never evicted"},
-    CLUSTER_ROWS,
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_option_t unpin_table[] = {
@@ -42,7 +30,8 @@ static const as_option_t unpin_table[] = {
      .value = &all,
      .fallback = "false",
      .help = "of all blocks"},
-    CLUSTER_ROWS,
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_option_t drop_table[] = {
@@ -56,7 +45,8 @@ static const as_option_t drop_table[] = {
      .value = &all,
      .fallback = "false",
      .help = "all blocks of all stores"},
-    CLUSTER_ROWS,
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_option_t quota_table[] = {
@@ -78,7 +68,8 @@ static const as_option_t quota_table[] = {
      .value = &reset,
      .fallback = "false",
      .help = "back to each store's --quota"},
-    CLUSTER_ROWS,
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 #define OPTIONS(name_, summary_, usage_, table_)                                                   \

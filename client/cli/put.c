@@ -43,21 +43,8 @@ static const as_option_t table[] = {
      .help = "the stores forget the blocks after it, as 10m; 0 is never; at most 49 days",
      .min = 0,
      .max = 4.2e12},
-    {.name = "json",
-     .type = AS_OPTION_BOOL,
-     .value = &as_json,
-     .fallback = "false",
-     .help = "print the chain as JSON, which `assay get` takes, with the figures"},
-    {.name = "scheduler",
-     .type = AS_OPTION_STRING,
-     .value = &scheduler,
-     .metavar = "HOST:PORT",
-     .help = "of which cluster (default: the one here)"},
-    {.name = "run-dir",
-     .type = AS_OPTION_STRING,
-     .value = &run_dir,
-     .metavar = "DIR",
-     .help = "of the cluster, as for `assay up`"},
+    CLI_JSON_OPTION(as_json, "print the chain as JSON, which `assay get` takes, with the figures"),
+    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

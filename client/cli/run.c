@@ -82,11 +82,7 @@ static const as_option_t table[] = {
      .value = &worker,
      .metavar = "URL",
      .help = "which worker (default: the first of the cluster here)"},
-    {.name = "run-dir",
-     .type = AS_OPTION_STRING,
-     .value = &run_dir,
-     .metavar = "DIR",
-     .help = "of the cluster, as for `assay up`"},
+    CLI_RUN_DIR_OPTION(run_dir),
 };
 
 static const as_options_t options = {

@@ -74,21 +74,13 @@ static const as_option_t table[] = {
      .value = &ask.ignore_end,
      .fallback = "false",
      .help = "go on after an end token, to compare as many tokens as asked"},
-    {.name = "json",
-     .type = AS_OPTION_BOOL,
-     .value = &show_json,
-     .fallback = "false",
-     .help = "print JSON"},
+    CLI_JSON_OPTION(show_json, "print JSON"),
     {.name = "worker",
      .type = AS_OPTION_STRING,
      .value = &worker,
      .metavar = "URL",
      .help = "which worker (default: the first of the cluster here)"},
-    {.name = "run-dir",
-     .type = AS_OPTION_STRING,
-     .value = &run_dir,
-     .metavar = "DIR",
-     .help = "of the cluster, as for `assay up`"},
+    CLI_RUN_DIR_OPTION(run_dir),
 };
 
 static const as_options_t options = {

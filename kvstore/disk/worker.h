@@ -67,7 +67,7 @@ void kvs_worker_give(kvs_worker_t *worker, kvs_job_t *job);
 kvs_job_t *kvs_worker_more(kvs_worker_t *worker);
 void kvs_worker_finish(kvs_worker_t *worker, kvs_job_t *job);
 
-// What the two threads do (jobs.c).
+// What the two threads do (files.c).
 typedef struct kvs_files kvs_files_t;
 as_status_t kvs_files_open(const char *directory, uint64_t segment_bytes,
                            kvs_files_t **files_p) AS_MUST_USE;

@@ -6,11 +6,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/assert.h"
 #include "common/checksum_impl.h"
 #include "common/mem.h"
+#include "tests/bench/clock.h"
 
 #define ROUNDS      5
 #define TOTAL_BYTES (512u << 20)
@@ -20,13 +20,6 @@ typedef enum work { SUM, COPY, MEMCPY } work_t;
 
 static uint8_t *source, *destination;
 static volatile uint32_t sink; // so that no sum is optimised away
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static void do_work(work_t work, const as_crc32c_impl_t *impl, size_t offset, size_t bytes)
 {
@@ -46,11 +39,11 @@ static double rate(work_t work, const as_crc32c_impl_t *impl, size_t bytes, int 
     double best = 0;
     size_t count = (hot ? HOT_BYTES : TOTAL_BYTES) / bytes;
     for (int round = 0; round < ROUNDS; round++) {
-        double start = now();
+        double start = now_s();
         for (size_t i = 0; i < count; i++) {
             do_work(work, impl, hot ? 0 : i * bytes, bytes);
         }
-        double rate = (double)(count * bytes) / (now() - start) * 1e-9;
+        double rate = (double)(count * bytes) / (now_s() - start) * 1e-9;
         best = rate > best ? rate : best;
     }
     return best;

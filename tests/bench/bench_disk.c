@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "common/checksum.h"
 #include "common/log.h"
@@ -18,6 +17,7 @@
 #include "kvstore/disk/disk.h"
 #include "kvstore/disk/image.h"
 #include "proto/wire.h"
+#include "tests/bench/clock.h"
 
 #define LAYERS       4u
 #define EXTENT_BYTES (256u << 10)
@@ -33,13 +33,6 @@ static void check(as_status_t status, const char *what)
         fprintf(stderr, "bench_disk: %s: %s\n", what, as_status_str(status));
         exit(1);
     }
-}
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
 static void on_gone(void *ctx, const kvs_spec_t *spec)
@@ -123,7 +116,7 @@ static uint8_t *image_of(const kvs_spec_t *spec)
 static double write_all(uint32_t first, uint32_t count, const kvs_spec_t *like, bool durable)
 {
     uint8_t *image = image_of(like);
-    double began = now();
+    double began = now_s();
     for (uint32_t n = first; n < first + count; n++) {
         kvs_spec_t spec = spec_of(n, like->layers, like->extent_bytes);
         const kvs_disk_write_t params = {&spec, image, durable, on_done, NULL};
@@ -132,7 +125,7 @@ static double write_all(uint32_t first, uint32_t count, const kvs_spec_t *like, 
         wait_below(durable ? DEPTH - 1 : 255);
     }
     wait_below(0);
-    double seconds = now() - began;
+    double seconds = now_s() - began;
     as_mem_free(image);
     return seconds;
 }
@@ -144,7 +137,7 @@ static double read_all(uint32_t count, const kvs_spec_t *like)
     for (uint32_t i = 0; i < DEPTH; i++) {
         images[i] = as_mem_aligned(4096, kvs_image_bytes(like));
     }
-    double began = now();
+    double began = now_s();
     for (uint32_t i = 0; i < count; i++) {
         kvs_spec_t spec =
             spec_of((uint32_t)((uint64_t)i * 7919 % count), like->layers, like->extent_bytes);
@@ -154,7 +147,7 @@ static double read_all(uint32_t count, const kvs_spec_t *like)
         wait_below(DEPTH - 1);
     }
     wait_below(0);
-    double seconds = now() - began;
+    double seconds = now_s() - began;
     for (uint32_t i = 0; i < DEPTH; i++) {
         as_mem_free(images[i]);
     }
@@ -183,9 +176,9 @@ int main(int argc, char **argv)
     double cold = read_all(blocks, &large);
     write_all(1u << 24, small, &tiny, false);
     kvs_disk_free(disk);
-    double began = now();
+    double began = now_s();
     open_disk(argv[1], room + (uint64_t)small * 8192 + (64u << 20));
-    double start = now() - began;
+    double start = now_s() - began;
     kvs_disk_stat_t stat;
     kvs_disk_stat(disk, &stat);
     printf("{\"bench\":\"disk\",\"block_bytes\":%.0f,\"depth\":%u,\"write_gb_per_s\":%.3f,"

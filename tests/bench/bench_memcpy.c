@@ -7,16 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/mem.h"
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
+#include "tests/bench/clock.h"
 
 int main(int argc, char **argv)
 {
@@ -38,13 +31,13 @@ int main(int argc, char **argv)
     }
     memset(from, 1, set);
     memset(to, 2, room);
-    double began = now();
+    double began = now_s();
     uint64_t count = 0;
     do {
         memcpy(to + count * bytes % room, from + count * bytes % set, bytes);
         __asm__ volatile("" : : "r"(to) : "memory");
         count++;
-        took = now() - began;
+        took = now_s() - began;
     } while (took < seconds);
     printf("{\"bench\":\"memcpy\",\"gb_per_s\":%.3f}\n", (double)(count * bytes) / took * 1e-9);
     as_mem_free(from);

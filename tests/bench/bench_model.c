@@ -10,11 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/mem.h"
 #include "gpuworker/model/choose.h"
 #include "gpuworker/model/forward.h"
+#include "tests/bench/clock.h"
 
 #define PAGE_TOKENS 64u
 
@@ -31,13 +31,6 @@ typedef struct bench {
     uint32_t pages_max;
     uint32_t tokens; // cached before the pass
 } bench_t;
-
-static double now_s(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
 
 static size_t part_elements(const gpw_model_t *model)
 {

@@ -14,10 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/net.h"
+#include "tests/bench/clock.h"
 
 #define IN_FLIGHT   16u
 #define ROUNDS      4u
@@ -246,16 +246,6 @@ static double measure_once(bench_t *bench, uint64_t duration_us)
     }
     uint64_t took_us = as_loop_now_us(bench->loop) - begin_us;
     return (double)(bench->finished * bench->size) / (double)took_us / 1e3;
-}
-
-static double cpu_seconds(pid_t pid)
-{
-    clockid_t clock;
-    struct timespec used;
-    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) {
-        return 0;
-    }
-    return (double)used.tv_sec + (double)used.tv_nsec / 1e9;
 }
 
 static double measure(bench_t *bench, const char *mode, size_t size, double seconds)

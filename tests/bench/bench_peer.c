@@ -19,10 +19,10 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "common/mem.h"
+#include "tests/bench/clock.h"
 
 #define HEAD_BYTES  128u
 #define BATCH       16u // requests of one writev
@@ -53,23 +53,6 @@ static void die(const char *what)
 {
     fprintf(stderr, "bench_peer: %s%s%s\n", what, errno ? ": " : "", errno ? strerror(errno) : "");
     exit(1);
-}
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
-}
-
-static double cpu_seconds(pid_t pid)
-{
-    clockid_t clock;
-    struct timespec used;
-    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) {
-        return 0;
-    }
-    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
 }
 
 static int dial(const char *address)
@@ -235,11 +218,11 @@ static void receive_some(peer_t *peer)
 // Asks until `limit` requests were made or `seconds` have passed, and takes all answers.
 static void run(peer_t *peer, bool set, uint64_t limit, double seconds)
 {
-    double end = now() + seconds;
+    double end = now_s() + seconds;
     peer->asked = peer->answered = peer->misses = 0;
     bool over = false;
     while (!over || peer->answered < peer->asked || peer->out_count > 0) {
-        over = over || now() >= end || peer->asked >= limit;
+        over = over || now_s() >= end || peer->asked >= limit;
         if (!over) {
             ask_more(peer, set, limit);
         }
@@ -285,9 +268,9 @@ int main(int argc, char **argv)
     peer.fd = dial(argv[2]);
     run(&peer, true, peer.keys, 60);
     run(&peer, peer.set, UINT64_MAX, seconds < 1 ? seconds / 2 : 0.5); // fills the caches
-    double cpu = cpu_seconds(pid), own = cpu_seconds(0), began = now();
+    double cpu = cpu_seconds(pid), own = cpu_seconds(0), began = now_s();
     run(&peer, peer.set, UINT64_MAX, seconds);
-    double took = now() - began, moved = (double)peer.answered * (double)peer.bytes;
+    double took = now_s() - began, moved = (double)peer.answered * (double)peer.bytes;
     printf("{\"peer\":\"%s\",\"op\":\"%s\",\"block_bytes\":%zu,\"seconds\":%.3f,\"bytes\":%.0f,"
            "\"gb_per_s\":%.3f,\"misses\":%llu,\"store_cpu_s\":%.4f,\"own_cpu_s\":%.4f}\n",
            argv[1], argv[3], peer.bytes, took, moved, moved / took * 1e-9,

@@ -6,11 +6,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "common/log.h"
 #include "common/rpc_internal.h"
 #include "scheduler/scheduler.h"
+#include "tests/bench/clock.h"
 
 #define CHAIN_BLOCKS 512u
 #define STORES       64u
@@ -25,13 +25,6 @@ static uint64_t next_random(void)
     value = (value ^ value >> 30) * 0xbf58476d1ce4e5b9ull;
     value = (value ^ value >> 27) * 0x94d049bb133111ebull;
     return value ^ value >> 31;
-}
-
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 typedef struct answer {

@@ -11,12 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/client.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "tests/bench/clock.h"
 
 #define SLOTS_MAX       64u
 #define TOKENS          64u
@@ -118,16 +118,6 @@ static as_key_t key_of(uint64_t seed, uint64_t n)
         memcpy(key.bytes + i, &word, sizeof(word));
     }
     return key;
-}
-
-static double cpu_seconds(pid_t pid)
-{
-    clockid_t clock;
-    struct timespec used;
-    if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) {
-        return 0;
-    }
-    return (double)used.tv_sec + (double)used.tv_nsec * 1e-9;
 }
 
 // ---- how long reads took

@@ -202,23 +202,26 @@ def test_operations_are_futures_and_can_be_awaited(client, chain):
 
 def test_other_threads_run_during_a_call(assay, client, chain, stopped):
     """A call that hangs for a second lets this thread go on all the while."""
-    ended = []
+    ended = threading.Event()
+    took = []
 
     def call():
-        with pytest.raises(assay.Timeout, match="not done in time"):
-            client.exists(chain.keys, timeout=1)
-        ended.append(time.monotonic())
+        try:
+            with pytest.raises(assay.Timeout, match="not done in time"):
+                client.exists(chain.keys, timeout=1)
+            took.append(time.monotonic() - began)
+        finally:
+            ended.set()
 
     thread = threading.Thread(target=call)
     began = last = time.monotonic()
     longest = 0
     thread.start()
-    while not ended:
+    while not ended.wait(0.001):
         now = time.monotonic()
         longest, last = max(longest, now - last), now
-        time.sleep(0.001)
     thread.join()
-    assert ended[0] - began > 0.9
+    assert took and took[0] > 0.9
     assert longest < 0.6
 
 

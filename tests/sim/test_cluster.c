@@ -296,6 +296,17 @@ static void every_request_ends_with_the_right_tokens_and_nothing_leaks(void **st
            (long long)gpw_metric_value(GPW_METRIC_RESTARTS_TOTAL));
 }
 
+// A request whose long answer is verified by swaps.
+static gpw_request_params_t swapped_params(const pooled_t *what)
+{
+    gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
+    params.choose = what->choose;
+    params.compressor = "kivi2";
+    params.horizon = 4;
+    params.horizon_set = true;
+    return params;
+}
+
 // Without faults the second worker answers from what the first one stored, and long answers are
 // verified by swaps.
 static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
@@ -315,11 +326,7 @@ static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
     world_run(&world, 2000000);
     static answer_t answers[2];
     const pooled_t *what = &pool[23];
-    gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
-    params.choose = what->choose;
-    params.compressor = "kivi2";
-    params.horizon = 4;
-    params.horizon_set = true;
+    gpw_request_params_t params = swapped_params(what);
     for (uint32_t w = 0; w < 2; w++) {
         answer_submit(world.workers[w].worker, &params, &answers[w]);
         world_run(&world, 3000000);
@@ -362,11 +369,7 @@ static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void 
         world_run(&world, 2000000);
         static answer_t answers[2];
         const pooled_t *what = &pool[23];
-        gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
-        params.choose = what->choose;
-        params.compressor = "kivi2";
-        params.horizon = 4;
-        params.horizon_set = true;
+        gpw_request_params_t params = swapped_params(what);
         answer_submit(world.workers[0].worker, &params, &answers[0]);
         world_run(&world, 3000000); // and what it stored is told to the scheduler
         assert_true(answers[0].finished);
@@ -396,11 +399,7 @@ static uint32_t ask_until(world_t *world, const pooled_t *what, bool loaded)
     static answer_t answer;
     uint32_t blocks = (what->count - 1) / BLOCK_TOKENS;
     for (uint32_t tries = 1; tries <= 20; tries++) {
-        gpw_request_params_t params = request_params(what->tokens, what->count, what->max_tokens);
-        params.choose = what->choose;
-        params.compressor = "kivi2";
-        params.horizon = 4;
-        params.horizon_set = true;
+        gpw_request_params_t params = swapped_params(what);
         answer_submit(world->workers[0].worker, &params, &answer);
         for (int i = 0; i < 600 && !answer.finished; i++) {
             world_run(world, 100000);

@@ -137,7 +137,7 @@ class Operation(concurrent.futures.Future):
             if self._over:
                 return self.cancelled()
             if self._handle is not None:
-                lib.library.assay_op_cancel(self._handle)
+                lib.calls.assay_op_cancel(self._handle)
             return True
 
     def _started(self, handle: int) -> None:
@@ -145,16 +145,16 @@ class Operation(concurrent.futures.Future):
             if not self._over:
                 self._handle = handle
                 return
-        lib.library.assay_op_free(handle)
+        lib.calls.assay_op_free(handle)
 
     def _ended(self, op: int, result: int) -> None:
-        text = lib.library.assay_op_error(op).decode()
-        hit = lib.library.assay_op_hit(op)
+        text = lib.calls.assay_op_error(op).decode()
+        hit = lib.calls.assay_op_hit(op)
         with self._guard:
             self._over = True
             handle, self._handle = self._handle, None
         if handle is not None:
-            lib.library.assay_op_free(handle)
+            lib.calls.assay_op_free(handle)
         try:
             answer = self._call.finish(result, hit, lambda: text)
         except Exception as error:  # goes to whoever asks for the result
@@ -220,7 +220,7 @@ class Client:
         config = lib.Config(scheduler=scheduler.encode(), timeout_ms=max(1, round(timeout * 1000)),
                             in_flight_max=in_flight_max)
         handle = ctypes.c_void_p()
-        result = lib.library.assay_open(ctypes.byref(config), ctypes.byref(handle))
+        result = lib.calls.assay_open(ctypes.byref(config), ctypes.byref(handle))
         if result != lib.OK:
             raise error_of(result, lib.last_error())
         self._handle = handle.value
@@ -238,7 +238,7 @@ class Client:
             handle, self._handle = self._handle, None
             self._guard.wait_for(lambda: self._calls == 0)
         if handle is not None:
-            lib.library.assay_close(handle)
+            lib.calls.assay_close(handle)
 
     def __enter__(self) -> "Client":
         return self
@@ -250,7 +250,7 @@ class Client:
         handle = getattr(self, "_handle", None)  # nobody is in a call, else it would be referred to
         if handle is not None and self._process == os.getpid():
             self._handle = None
-            threading.Thread(target=lib.library.assay_close, args=(handle,)).start()  # this may be any thread
+            threading.Thread(target=lib.calls.assay_close, args=(handle,)).start()  # this may be any thread
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[int]:
@@ -271,7 +271,7 @@ class Client:
     def _run(self, call: _Call) -> Any:
         hit = ctypes.c_uint32()
         with self._inside() as handle:
-            result = lib.library.assay_run(handle, ctypes.byref(call.request), ctypes.byref(hit))
+            result = lib.calls.assay_run(handle, ctypes.byref(call.request), ctypes.byref(hit))
         return call.finish(result, hit.value, lib.last_error)
 
     def _start(self, call: _Call) -> Operation:
@@ -280,7 +280,7 @@ class Client:
         _operations[number] = operation
         op = ctypes.c_void_p()
         with self._inside() as handle:
-            result = lib.library.assay_start(handle, ctypes.byref(call.request), ctypes.byref(op))
+            result = lib.calls.assay_start(handle, ctypes.byref(call.request), ctypes.byref(op))
         if result != lib.OK:
             del _operations[number]
             call.finish(result, 0, lib.last_error)
@@ -425,21 +425,21 @@ class Client:
         """For a buffer that is read into again and again: brings its pages before the first read."""
         pin = lib.Pinned(buffer, True, "buffer")
         with self._inside() as handle:
-            result = lib.library.assay_buffer_register(handle, pin.address, pin.nbytes)
+            result = lib.calls.assay_buffer_register(handle, pin.address, pin.nbytes)
         if result != lib.OK:
             raise error_of(result, lib.last_error())
         try:
             yield buffer
         finally:
             with contextlib.suppress(Exception), self._inside() as handle:
-                lib.library.assay_buffer_unregister(handle, pin.address)
+                lib.calls.assay_buffer_unregister(handle, pin.address)
             pin.release()
 
     def predict(self, keys: KeysLike, shape: Shape, tokens_per_second: float) -> Prediction:
         """What is faster for the stored prefix of a chain: loading it, or computing its tokens again at that rate."""
         keys, struct = keys if isinstance(keys, Keys) else Keys(keys), lib.PredictionStruct()
         with self._inside() as handle:
-            result = lib.library.assay_predict(handle, ctypes.byref(shape.struct()), keys.packed, len(keys),
+            result = lib.calls.assay_predict(handle, ctypes.byref(shape.struct()), keys.packed, len(keys),
                                                tokens_per_second, ctypes.byref(struct))
         if result < 0:
             raise error_of(result, lib.last_error())
@@ -449,7 +449,7 @@ class Client:
         """The present stores, and what was measured of them."""
         structs, count = (lib.StoreStruct * 64)(), ctypes.c_uint32()
         with self._inside() as handle:
-            result = lib.library.assay_stores(handle, structs, ctypes.sizeof(lib.StoreStruct), 64, ctypes.byref(count))
+            result = lib.calls.assay_stores(handle, structs, ctypes.sizeof(lib.StoreStruct), 64, ctypes.byref(count))
         if result != lib.OK:
             raise error_of(result, lib.last_error())
         return [Store(one.node_id, one.address.decode(), bool(one.connected), one.locate_us / 1e6 or None,
@@ -459,7 +459,7 @@ class Client:
         """What this client did since it was opened."""
         struct = lib.StatsStruct()
         with self._inside() as handle:
-            result = lib.library.assay_stats(handle, ctypes.byref(struct), ctypes.sizeof(struct))
+            result = lib.calls.assay_stats(handle, ctypes.byref(struct), ctypes.sizeof(struct))
         if result != lib.OK:
             raise error_of(result, lib.last_error())
         return Stats(**{name: getattr(struct, name) for name, _ in lib.StatsStruct._fields_ if name != "reserved"})

@@ -32,7 +32,7 @@ class Shape:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block."""
-        count = lib.library.assay_block_bytes(ctypes.byref(self.struct()))
+        count = lib.calls.assay_block_bytes(ctypes.byref(self.struct()))
         if count == 0:
             raise error_of(lib.INVALID, f"{self} is not valid: all counts must be positive, kv_heads divide q_heads, "
                                         "head_dim be a multiple of 16 and element_bytes 2 or 4")
@@ -91,7 +91,7 @@ def namespace(model_fingerprint: bytes, shape: Shape, numerics_id: str, tenant_s
     if len(model_fingerprint) != 32:
         raise error_of(lib.INVALID, f"model_fingerprint must be 32 bytes, but is {len(model_fingerprint)}")
     key = ctypes.create_string_buffer(32)
-    result = lib.library.assay_namespace(bytes(model_fingerprint), ctypes.byref(shape.struct()), numerics_id.encode(),
+    result = lib.calls.assay_namespace(bytes(model_fingerprint), ctypes.byref(shape.struct()), numerics_id.encode(),
                                          None if tenant_salt is None else tenant_salt.encode(), key)
     if result != lib.OK:
         raise error_of(result, lib.last_error())
@@ -107,5 +107,5 @@ def chain(namespace_key: bytes, tokens: Iterable[int], block_tokens: int = 64) -
     packed = array.array("i", tokens)  # 32 bits on every platform that libassay runs on
     count = len(packed) // block_tokens
     keys = ctypes.create_string_buffer(count * 32 or 1)
-    made = lib.library.assay_chain(bytes(namespace_key), packed.buffer_info()[0], len(packed), block_tokens, keys, count)
+    made = lib.calls.assay_chain(bytes(namespace_key), packed.buffer_info()[0], len(packed), block_tokens, keys, count)
     return Keys(keys.raw[:made * 32])

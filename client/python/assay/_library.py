@@ -106,19 +106,19 @@ def _load() -> ctypes.CDLL:
                       "or name the library in ASSAY_LIBRARY")
 
 
-library: Any = _load()
+calls: Any = _load()
 for _name, (_result, _arguments) in _FUNCTIONS.items():
-    _function = getattr(library, _name)
+    _function = getattr(calls, _name)
     _function.restype, _function.argtypes = _result, _arguments
 
 
 def version() -> str:
     """The library's version."""
-    return library.assay_version().decode()
+    return calls.assay_version().decode()
 
 
 def last_error() -> str:
-    return library.assay_last_error().decode()
+    return calls.assay_last_error().decode()
 
 
 class _PyBuffer(ctypes.Structure):

@@ -1,17 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store with a disk and a client, over UCX: what is put comes back from disk, to the byte, and the
 // disk failing is a miss and nothing else.
-#include "../common/temporary_folder.h"
-#include "world.h"
+#include "disk_world.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvstore/disk/disk.h"
-#include "kvstore/store.h"
 
-static world_t world;
-static char directory[TEMPORARY_FOLDER_BYTES];
 static uint32_t added, removed;
 
 static world_options_t with_disk(size_t ram_bytes)
@@ -26,25 +22,9 @@ static world_options_t with_disk(size_t ram_bytes)
 static int begin(void **state)
 {
     (void)state;
-    temporary_folder_make(directory);
-    as_log_set_level(AS_LOG_ERROR);
+    disk_world_begin(AS_LOG_ERROR);
     added = removed = 0;
     return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    world_close(&world);
-    as_log_set_level(AS_LOG_INFO);
-    return temporary_folder_remove(directory);
-}
-
-static kvs_stat_t stat_now(void)
-{
-    kvs_stat_t stat;
-    kvs_store_stat(world.stores[0], &stat);
-    return stat;
 }
 
 static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
@@ -63,14 +43,6 @@ static void wait_for_disk(uint64_t blocks)
         assert_true(as_loop_now_us(world.loop) < end_us);
         world_pass(&world, 1000);
     }
-}
-
-// Another store on the same directory, with nothing in RAM.
-static void start_again(const world_options_t *options)
-{
-    kvs_store_free(world.stores[0]);
-    assert_int_equal(world_store_start(&world, 0, &options->store), AS_OK);
-    world_tell_stores(&world);
 }
 
 static void durable_blocks_come_back_after_a_new_start(void **state)
@@ -295,7 +267,7 @@ static void a_block_dropped_on_its_way_from_disk_stays_dropped(void **state)
     fetch_free(&result);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, disk_world_end)
 
 int main(void)
 {

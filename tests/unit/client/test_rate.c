@@ -104,14 +104,20 @@ static void stores_are_read_at_the_same_time(void **state)
     assert_true(known >= 1);
 }
 
-static void old_measurements_and_unknown_stores_are_not_believed(void **state)
+// A chain of 48 blocks on one store, which was loaded once over that link.
+static void begin_loaded(uint64_t bytes_per_s, uint64_t delay_us)
 {
-    (void)state;
     begin(1, true);
     put_chain(&world, 48);
     note_nodes(48);
-    set_link(10000000, 500);
+    set_link(bytes_per_s, delay_us);
     load(48);
+}
+
+static void old_measurements_and_unknown_stores_are_not_believed(void **state)
+{
+    (void)state;
+    begin_loaded(10000000, 500);
     assert_true(predict(48) > 0);
     nodes[47] = 4711;
     assert_int_equal(predict(48), 0);
@@ -126,11 +132,7 @@ static void old_measurements_and_unknown_stores_are_not_believed(void **state)
 static void a_question_without_an_answer_counts(void **state)
 {
     (void)state;
-    begin(1, true);
-    put_chain(&world, 48);
-    note_nodes(48);
-    set_link(100000000, 100);
-    load(48);
+    begin_loaded(100000000, 100);
     uint64_t before_us = predict(48);
     set_link(100000000, 3000000); // longer than anybody waits
     fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 48});
@@ -141,11 +143,7 @@ static void a_question_without_an_answer_counts(void **state)
 static void a_reader_that_is_slow_itself_is_not_the_links_fault(void **state)
 {
     (void)state;
-    begin(1, true);
-    put_chain(&world, 48);
-    note_nodes(48);
-    set_link(100000000, 100);
-    load(48);
+    begin_loaded(100000000, 100);
     uint64_t before_us = predict(48);
     // A ring of one layer, whose reader takes its time.
     fetch_result_t result;

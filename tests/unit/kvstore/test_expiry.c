@@ -1,35 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks with a time to live: a miss from their time on, in RAM and on disk, and freed though nobody
 // asks.
-#include "../client/world.h"
-#include "../common/temporary_folder.h"
-
-#include "kvstore/store.h"
-
-static world_t world;
-static char directory[TEMPORARY_FOLDER_BYTES];
+#include "../client/disk_world.h"
 
 static int begin(void **state)
 {
     (void)state;
-    temporary_folder_make(directory);
-    as_log_set_level(AS_LOG_ERROR + 1);
+    disk_world_begin(AS_LOG_ERROR + 1);
     return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    world_close(&world);
-    as_log_set_level(AS_LOG_INFO);
-    return temporary_folder_remove(directory);
-}
-
-static kvs_stat_t stat_now(void)
-{
-    kvs_stat_t stat;
-    kvs_store_stat(world.stores[0], &stat);
-    return stat;
 }
 
 static kvs_block_t *block_of(uint32_t n)
@@ -175,7 +153,7 @@ static void the_time_passes_on_disk_and_over_a_start(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.first = 2, .count = 1}).block_count, 1);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, disk_world_end)
 
 int main(void)
 {

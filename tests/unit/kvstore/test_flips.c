@@ -2,8 +2,7 @@
 // Bytes flipped at random in a store's memory, in its segment files, in the files of its catalog and
 // on the wire: each is found and none is handed out. 10,000 of them with ASSAY_TEST_FULL=1, else some
 // hundreds; ASSAY_TEST_SEED repeats a run.
-#include "../client/world.h"
-#include "../common/temporary_folder.h"
+#include "../client/disk_world.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,13 +10,10 @@
 #include <unistd.h>
 
 #include "kvstore/disk/state.h"
-#include "kvstore/store.h"
 
 #define BLOCKS      20u
 #define FLIPS_START 8u // in the catalog before each start, at most
 
-static world_t world;
-static char directory[TEMPORARY_FOLDER_BYTES];
 static uint64_t seed, state_of_chance;
 static uint32_t share; // of the flips that this run makes: 1 of so many
 
@@ -30,24 +26,17 @@ static uint32_t chance(uint32_t below)
 static int begin(void **state)
 {
     (void)state;
-    temporary_folder_make(directory);
-    as_log_set_level(AS_LOG_ERROR + 1);
+    disk_world_begin(AS_LOG_ERROR + 1);
     state_of_chance = seed;
     return 0;
 }
 
+// Each test has closed its worlds.
 static int end(void **state)
 {
     (void)state;
     as_log_set_level(AS_LOG_INFO);
     return temporary_folder_remove(directory);
-}
-
-static kvs_stat_t stat_now(void)
-{
-    kvs_stat_t stat;
-    kvs_store_stat(world.stores[0], &stat);
-    return stat;
 }
 
 static void open_with_disk(void)

@@ -1,37 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store and what its operator decides: pins, quotas of owners, purging a namespace.
-#include "../client/world.h"
-#include "../common/temporary_folder.h"
+#include "../client/disk_world.h"
 
-#include "kvstore/store.h"
 #include "proto/kvstore.pb-c.h"
 
 #define IMAGE_BYTES 12288u // of the blocks of a small world
 
-static world_t world;
-static char directory[TEMPORARY_FOLDER_BYTES];
-
 static int begin(void **state)
 {
     (void)state;
-    temporary_folder_make(directory);
-    as_log_set_level(AS_LOG_ERROR);
+    disk_world_begin(AS_LOG_ERROR);
     return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    world_close(&world);
-    as_log_set_level(AS_LOG_INFO);
-    return temporary_folder_remove(directory);
-}
-
-static kvs_stat_t stat_now(void)
-{
-    kvs_stat_t stat;
-    kvs_store_stat(world.stores[0], &stat);
-    return stat;
 }
 
 // Gives the world the chain of another namespace.
@@ -309,13 +288,15 @@ static void a_purge_forgets_one_namespace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_quota_takes_its_owners_blocks_only, begin, end),
-        cmocka_unit_test_setup_teardown(a_quota_of_ones_own_holds_at_once, begin, end),
-        cmocka_unit_test_setup_teardown(pinned_blocks_outlive_a_flood, begin, end),
-        cmocka_unit_test_setup_teardown(hard_pins_have_a_share_of_the_pool, begin, end),
-        cmocka_unit_test_setup_teardown(the_admin_service_pins_and_unpins, begin, end),
-        cmocka_unit_test_setup_teardown(the_admin_service_shows_and_sets_quotas, begin, end),
-        cmocka_unit_test_setup_teardown(a_purge_forgets_one_namespace, begin, end),
+        cmocka_unit_test_setup_teardown(a_quota_takes_its_owners_blocks_only, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(a_quota_of_ones_own_holds_at_once, begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(pinned_blocks_outlive_a_flood, begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(hard_pins_have_a_share_of_the_pool, begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(the_admin_service_pins_and_unpins, begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(the_admin_service_shows_and_sets_quotas, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(a_purge_forgets_one_namespace, begin, disk_world_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

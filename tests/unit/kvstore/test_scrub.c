@@ -1,27 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scrubber: bits are flipped in the memory of a store and in its segment files, and a pass finds
 // each of them, drops what is bad, and mends from the other copy where that is good.
-#include "../client/world.h"
-#include "../common/temporary_folder.h"
+#include "../client/disk_world.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include "kvstore/disk/image.h"
-#include "kvstore/store.h"
 
 #define IMAGE_BYTES 12288u // of the blocks of a small world
 #define BLOCKS      20u
 
-static world_t world;
-static char directory[TEMPORARY_FOLDER_BYTES];
 static uint32_t removed;
 
 static int begin(void **state)
 {
     (void)state;
-    temporary_folder_make(directory);
-    as_log_set_level(AS_LOG_ERROR + 1);
+    disk_world_begin(AS_LOG_ERROR + 1);
     removed = 0;
     return 0;
 }
@@ -63,13 +58,6 @@ static void open_world(bool disk)
 {
     world_options_t options = options_of(disk);
     open_with(&options);
-}
-
-static kvs_stat_t stat_now(void)
-{
-    kvs_stat_t stat;
-    kvs_store_stat(world.stores[0], &stat);
-    return stat;
 }
 
 static kvs_scrub_stat_t scrub_now(void)
@@ -123,13 +111,6 @@ static void flip_on_disk(uint32_t n, size_t at)
     byte ^= (uint8_t)(1u << n % 8);
     assert_int_equal(pwrite(fd, &byte, 1, offset), 1);
     close(fd);
-}
-
-static void start_again(const world_options_t *options)
-{
-    kvs_store_free(world.stores[0]);
-    assert_int_equal(world_store_start(&world, 0, &options->store), AS_OK);
-    world_tell_stores(&world);
 }
 
 // ---- tests
@@ -311,7 +292,7 @@ static void a_store_ends_in_the_middle_of_a_pass(void **state)
     assert_int_equal(scrub_all().disk_blocks, BLOCKS);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, disk_world_end)
 
 int main(void)
 {

@@ -197,15 +197,20 @@ static as_wire_reserve_t reserve_of(uint8_t n)
                                .digest = as_block_digest(&key, crcs, LAYERS)};
 }
 
+static void write_and_commit(void)
+{
+    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+    say(&write, sizeof(write), block, sizeof(block));
+    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+}
+
 static void put(uint8_t n)
 {
     const as_wire_reserve_t reserve = reserve_of(n);
     say(&reserve, sizeof(reserve), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_OK);
-    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
-    say(&write, sizeof(write), block, sizeof(block));
-    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
-    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    write_and_commit();
     assert_int_equal(last_status, AS_WIRE_OK);
 }
 
@@ -345,10 +350,7 @@ static void other_checksums_than_were_promised_are_refused(void **state)
     reserve.digest ^= 1;
     say(&reserve, sizeof(reserve), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_OK);
-    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
-    say(&write, sizeof(write), block, sizeof(block));
-    const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
-    say(&commit, sizeof(commit), crcs, sizeof(crcs));
+    write_and_commit();
     assert_int_equal(last_status, AS_WIRE_INVALID);
     put(1); // the key is free
 }
