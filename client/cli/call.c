@@ -60,3 +60,10 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
     }
     return waiting.reply;
 }
+
+Assay__StatReply *cli_stat_of_cluster(const char *scheduler)
+{
+    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
+    return (Assay__StatReply *)cli_call(scheduler, &assay__scheduler__descriptor, "Stat",
+                                        &request.base, CLI_NO_SCHEDULER);
+}

@@ -15,6 +15,7 @@
 #include <sys/types.h>
 #include "client/assay.h"
 #include "common/tls.h"
+#include "proto/scheduler.pb-c.h"
 
 #define CLI_NODES_MAX     64u
 #define CLI_ADDRESS_BYTES 128u
@@ -170,7 +171,7 @@ double cli_usage(const cli_answer_t *answer, const char *path);
 void cli_print_usage(FILE *out, const cli_answer_t *answer);
 double cli_now_ms(void);
 
-// ---- call.c: one remote call
+// ---- call.c: remote calls
 
 // Hints of who could not be asked.
 #define CLI_NO_SCHEDULER "is the scheduler running? (start a cluster with `assay up`)"
@@ -180,6 +181,9 @@ double cli_now_ms(void);
 // with protobuf_c_message_free_unpacked.
 ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor *service,
                            const char *method, const ProtobufCMessage *request, const char *hint);
+// What the scheduler at this address knows of the cluster. NULL: a message was printed. Free it with
+// assay__stat_reply__free_unpacked.
+Assay__StatReply *cli_stat_of_cluster(const char *scheduler);
 
 // ---- blocks.c: what put, get and bench share
 

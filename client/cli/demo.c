@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include "client/cli/cli.h"
-#include "proto/scheduler.pb-c.h"
 
 #define QUESTIONS   2
 #define PUBLISH_MS  20000 // for the blocks of a prompt to be known to the scheduler
@@ -218,9 +217,7 @@ static bool ask_one(demo_t *demo, int question, int worker, const char *compress
 
 static uint64_t directory_blocks(const demo_t *demo)
 {
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(
-        demo->scheduler, &assay__scheduler__descriptor, "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(demo->scheduler);
     uint64_t blocks = stat ? stat->directory_blocks : 0;
     if (stat) {
         assay__stat_reply__free_unpacked(stat, NULL);

@@ -6,7 +6,6 @@
 #include "client/cli/cli.h"
 #include "common/block.h"
 #include "proto/kvstore.pb-c.h"
-#include "proto/scheduler.pb-c.h"
 
 #define KEYS_MAX 16384
 
@@ -151,9 +150,7 @@ static int ask_stores(const ask_t *ask)
     if (!cli_find_scheduler(scheduler, run_dir, address)) {
         return 1;
     }
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(address);
     int code = stat ? 0 : 1;
     for (size_t i = 0; stat && i < stat->n_nodes; i++) {
         const Assay__NodeStat *node = stat->nodes[i];

@@ -4,7 +4,6 @@
 
 #include "client/cli/cli.h"
 #include "proto/kvstore.pb-c.h"
-#include "proto/scheduler.pb-c.h"
 
 #define PAGE_BLOCKS 256
 #define SHOWN_BYTES 8 // of a key, for people
@@ -137,9 +136,7 @@ int cli_ls(int argc, char **argv)
     if (!cli_find_scheduler(scheduler, run_dir, address)) {
         return 1;
     }
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(address);
     if (!stat) {
         return 1;
     }

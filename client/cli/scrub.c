@@ -6,7 +6,6 @@
 
 #include "client/cli/cli.h"
 #include "proto/kvstore.pb-c.h"
-#include "proto/scheduler.pb-c.h"
 
 #define LOOK_NS 200000000 // between two looks at the stores
 
@@ -196,9 +195,7 @@ int cli_scrub(int argc, char **argv)
     if (!cli_find_scheduler(scheduler, run_dir, address)) {
         return 1;
     }
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(address);
     if (!stat) {
         return 1;
     }

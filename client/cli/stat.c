@@ -5,7 +5,6 @@
 
 #include "client/cli/cli.h"
 #include "proto/kvstore.pb-c.h"
-#include "proto/scheduler.pb-c.h"
 
 static const char *scheduler, *run_dir;
 static bool as_json;
@@ -249,9 +248,7 @@ int cli_stat(int argc, char **argv)
     if (!cli_find_scheduler(scheduler, run_dir, address)) {
         return 1;
     }
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(address);
     if (!stat) {
         return 1;
     }

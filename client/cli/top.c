@@ -6,7 +6,6 @@
 
 #include "client/cli/cli.h"
 #include "proto/kvstore.pb-c.h"
-#include "proto/scheduler.pb-c.h"
 
 static const char *scheduler, *run_dir;
 static bool as_json;
@@ -84,9 +83,7 @@ static void take_store(look_t *look, const Assay__NodeStat *node)
 // False: the scheduler could not be asked.
 static bool look_around(const char *address, round_t *round)
 {
-    Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
-    Assay__StatReply *stat = (Assay__StatReply *)cli_call(address, &assay__scheduler__descriptor,
-                                                          "Stat", &request.base, CLI_NO_SCHEDULER);
+    Assay__StatReply *stat = cli_stat_of_cluster(address);
     round->count = 0;
     for (size_t i = 0; stat && i < stat->n_nodes && round->count < CLI_NODES_MAX; i++) {
         const Assay__NodeStat *node = stat->nodes[i];

@@ -21,14 +21,6 @@ static int begin(void **state)
     return 0;
 }
 
-static int end(void **state)
-{
-    (void)state;
-    world_close(&world);
-    as_log_set_level(AS_LOG_INFO);
-    return temporary_folder_remove(directory);
-}
-
 static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
 {
     (void)ctx;
