@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
+import signal
 
 import pytest
 
 from harness import Cluster
 
 TEXT = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "demo-text.txt")
+
+# A shell starts what goes to the background without Ctrl-C, and children inherit that; ours must end by it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
