@@ -71,7 +71,7 @@ void as_option_complain(const as_option_text_t *text, const char *value)
         [AS_OPTION_INT] = "a whole number",
         [AS_OPTION_BYTES] =
             "a size such as 4096, 64KiB, 512M or 2GiB (K, M, G, T are powers of 1024)",
-        [AS_OPTION_DURATION] = "a time with its unit, such as 1500us, 250ms, 10s, 2m or 1h",
+        [AS_OPTION_DURATION] = "a time with its unit, such as 1500us, 250ms, 10s, 2m, 1h or 30d",
         [AS_OPTION_DOUBLE] = "a number",
         [AS_OPTION_STRING] = "a text",
         [AS_OPTION_LIST] =
@@ -151,7 +151,8 @@ static bool parse_bytes(const char *text, int64_t *value_p)
 static bool parse_duration(const char *text, int64_t *value_p)
 {
     static const unit_t units[] = {{"us", 1},         {"ms", 1000},        {"s", 1000000},
-                                   {"m", 60000000ll}, {"h", 3600000000ll}, {NULL, 0}};
+                                   {"m", 60000000ll}, {"h", 3600000000ll}, {"d", 86400000000ll},
+                                   {NULL, 0}};
     if (strcmp(text, "0") == 0) {
         *value_p = 0; // the same in every unit
         return true;

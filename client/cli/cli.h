@@ -38,6 +38,7 @@ int cli_pin(int argc, char **argv);
 int cli_unpin(int argc, char **argv);
 int cli_drop(int argc, char **argv);
 int cli_quota(int argc, char **argv);
+int cli_token(int argc, char **argv);
 int cli_verify(int argc, char **argv);
 int cli_demo(int argc, char **argv);
 int cli_put(int argc, char **argv);

@@ -23,6 +23,7 @@ static const cli_command_t commands[] = {
     {"unpin", "take pins away", cli_unpin},
     {"drop", "have the stores forget blocks, or a namespace", cli_drop},
     {"quota", "show or set what namespaces may have of the stores' memory", cli_quota},
+    {"token", "make keys of a cluster, and tokens for its tenants", cli_token},
     {"verify", "compare decoding with verification against the full cache, bit for bit",
      cli_verify},
     {"demo", "start a cluster, share a long prefix between two workers, and show the figures",
