@@ -145,6 +145,11 @@ typedef struct assay_put_args {
     as_key_t key, parent, run_key; // run_key: key of the first block of its run (placement)
     uint32_t token_count;
     const void *block; // as_block_bytes, extents in layer order; unchanged until on_done
+    // Not NULL: the block is what a store has, to be copied to others. These are the checksums of its
+    // extents (copied), which are taken for right: a store that receives other bytes refuses them. Its
+    // extents have extent_bytes (a multiple of 4), whatever the shape says, which gives the layers.
+    const uint32_t *crcs;
+    size_t extent_bytes;
     // AS_OK and AS_ERR_EXISTS say that a power cut can no longer lose it. AS_ERR_BUSY: also that
     // another writer is at it.
     uint32_t

@@ -54,6 +54,11 @@ size_t assay_put_bytes(void)
     return sizeof(assay_put_t);
 }
 
+static size_t extent_bytes_of(const assay_put_args_t *args)
+{
+    return args->extent_bytes > 0 ? args->extent_bytes : as_extent_bytes(&args->shape);
+}
+
 // ---- ending
 
 static void put_free(assay_put_t *put)
@@ -241,8 +246,9 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
     copy->ticket = reserved.ticket;
     copy->epoch = copy->link->epoch;
     const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 0), copy->ticket};
-    status = as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
-                         as_block_bytes(&put->args.shape), on_payload_sent, copy);
+    status =
+        as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
+                    put->args.shape.layers * extent_bytes_of(&put->args), on_payload_sent, copy);
     if (status != AS_OK) {
         copy_end(copy, status);
         return;
@@ -261,11 +267,13 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
 
 static void put_sum(assay_put_t *put)
 {
-    size_t extent_bytes = as_extent_bytes(&put->args.shape);
-    for (uint32_t layer = 0; layer < put->args.shape.layers; layer++) {
-        put->crcs[layer] =
-            as_crc32c(0, (const uint8_t *)put->args.block + layer * extent_bytes, extent_bytes);
+    const assay_put_args_t *args = &put->args;
+    size_t extent_bytes = extent_bytes_of(args);
+    for (uint32_t layer = 0; layer < args->shape.layers; layer++) {
+        const uint8_t *extent = (const uint8_t *)args->block + layer * extent_bytes;
+        put->crcs[layer] = args->crcs ? args->crcs[layer] : as_crc32c(0, extent, extent_bytes);
     }
+    put->args.crcs = NULL; // the caller's
 }
 
 static as_status_t send_reserve(assay_call_t *call)
@@ -279,11 +287,13 @@ static as_status_t send_reserve(assay_call_t *call)
         .namespace_key = put->args.namespace_key,
         .kind = AS_WIRE_FULL,
         .layers = put->args.shape.layers,
-        .extent_bytes = (uint32_t)as_extent_bytes(&put->args.shape),
+        .extent_bytes = (uint32_t)extent_bytes_of(&put->args),
         .tokens = put->args.token_count,
         .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
-        .flags = put->args.durable ? AS_WIRE_DURABLE : 0,
+        .flags = (put->args.durable ? AS_WIRE_DURABLE : 0) |
+                 (put->args.extent_bytes > 0 ? AS_WIRE_COPY : 0),
         .ttl_ms = put->args.ttl_ms,
+        .place = as_key_hash(&put->args.run_key),
     };
     return as_net_send(copy->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
 }
@@ -294,14 +304,16 @@ static as_status_t args_check(const assay_put_args_t *args)
     if (status != AS_OK) {
         return status;
     }
-    if (as_extent_bytes(&args->shape) > AS_WIRE_EXTENT_BYTES_MAX ||
-        as_block_bytes(&args->shape) > AS_WIRE_BLOCK_BYTES_MAX) {
+    size_t extent_bytes = extent_bytes_of(args);
+    if (extent_bytes > AS_WIRE_EXTENT_BYTES_MAX ||
+        args->shape.layers * extent_bytes > AS_WIRE_BLOCK_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
-    bool sound = args->block && args->on_done && args->deadline_us > 0 &&
-                 args->replicas <= ASSAY_REPLICAS_MAX &&
-                 args->token_count == args->shape.block_tokens &&
-                 !as_key_equal(&args->key, &args->parent);
+    bool sound =
+        args->block && args->on_done && args->deadline_us > 0 &&
+        args->replicas <= ASSAY_REPLICAS_MAX && args->token_count == args->shape.block_tokens &&
+        (args->crcs != NULL) == (args->extent_bytes > 0) &&
+        args->extent_bytes % sizeof(uint32_t) == 0 && !as_key_equal(&args->key, &args->parent);
     return sound ? AS_OK : AS_ERR_INVALID;
 }
 

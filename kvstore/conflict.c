@@ -4,7 +4,8 @@
 // its numerics) that no reader could see: the first put stays, the second is told, and it is counted.
 //
 // Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of
-// the block on disk. A block that is on disk only is not in the way: it is put into RAM again.
+// the block on disk. A block that is on disk only is not in the way: it is put into RAM again, unless
+// another store brings it as a copy, which it is already.
 #include "common/log.h"
 #include "kvstore/store.h"
 
@@ -26,8 +27,12 @@ static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *as
     if (kvs_puts_digest(store->puts, &spec, &digest)) {
         return digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
     }
-    bool differs = kvs_tier_digest(store, &spec, &digest) && digest != ask->digest;
-    return differs ? AS_ERR_CONFLICT : AS_OK;
+    if (!kvs_tier_digest(store, &spec, &digest)) {
+        return AS_OK;
+    }
+    return digest != ask->digest         ? AS_ERR_CONFLICT
+           : (ask->flags & AS_WIRE_COPY) ? AS_ERR_EXISTS
+                                         : AS_OK;
 }
 
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)

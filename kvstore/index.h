@@ -21,6 +21,7 @@ typedef struct kvs_spec {
     uint32_t kind; // as_wire_kind_t
     uint32_t layers, extent_bytes, tokens;
     uint64_t expires_us; // of the store's clock (expiry.c); 0: never
+    uint64_t place;      // as_key_hash of the key that places its run
 } kvs_spec_t;
 
 typedef struct kvs_links {
@@ -47,7 +48,7 @@ typedef struct kvs_block {
     kvs_links_t own;                 // of quota eviction, in its account
 } kvs_block_t;
 // Most of what a store keeps of a block beside the pool; bench_index measures all of it.
-_Static_assert(sizeof(kvs_block_t) <= 208, "an entry of the index has grown");
+_Static_assert(sizeof(kvs_block_t) <= 216, "an entry of the index has grown");
 
 typedef struct kvs_index kvs_index_t;
 

@@ -272,7 +272,7 @@ void kvs_puts_end_conn(kvs_conn_t *conn)
 
 static as_status_t reserve_check(const as_wire_reserve_t *ask)
 {
-    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->reserved != 0) {
+    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0 || ask->reserved != 0) {
         return AS_ERR_INVALID;
     }
     if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
@@ -297,7 +297,8 @@ static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask
                         .layers = ask->layers,
                         .extent_bytes = ask->extent_bytes,
                         .tokens = ask->tokens,
-                        .expires_us = kvs_expiry_at(store, ask->ttl_ms)};
+                        .expires_us = kvs_expiry_at(store, ask->ttl_ms),
+                        .place = ask->place};
 }
 
 static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t **put_p)

@@ -35,7 +35,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 3u
+#define AS_WIRE_VERSION 4u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
@@ -63,7 +63,10 @@ typedef enum as_wire_type {
 } as_wire_type_t;
 
 typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
-enum { AS_WIRE_DURABLE = 1u }; // flag of RESERVE and COMMIT
+enum {
+    AS_WIRE_DURABLE = 1u, // flag of RESERVE and COMMIT
+    AS_WIRE_COPY = 2u     // flag of RESERVE
+};
 
 typedef enum as_wire_role { AS_WIRE_CLIENT = 1, AS_WIRE_STORE = 2 } as_wire_role_t;
 
@@ -251,9 +254,11 @@ _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
 //    120     4  bytes of an extent
 //    124     4  tokens
 //    128     4  digest: CRC32C over the key and the checksums that COMMIT will bring
-//    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block
+//    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block;
+//               2, copy: from another store, EXISTS also where the block is on disk only
 //    136     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
 //    140     4  0
+//    144     8  place: the first 8 bytes of the key that places its run (as_key_hash)
 typedef struct as_wire_reserve {
     as_wire_head_t head;
     as_key_t key;
@@ -267,9 +272,11 @@ typedef struct as_wire_reserve {
     uint32_t flags;
     uint32_t ttl_ms;
     uint32_t reserved;
+    uint64_t place;
 } as_wire_reserve_t;
-_Static_assert(sizeof(as_wire_reserve_t) == 144, "layout on the wire");
+_Static_assert(sizeof(as_wire_reserve_t) == 152, "layout on the wire");
 _Static_assert(offsetof(as_wire_reserve_t, kind) == 112, "layout on the wire");
+_Static_assert(offsetof(as_wire_reserve_t, place) == 144, "layout on the wire");
 
 // RESERVED
 //     16     4  status: EXISTS when the block is there or is being written by another, CONFLICT when

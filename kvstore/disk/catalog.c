@@ -5,7 +5,7 @@
 // Key: kind (1 byte), key of the block (32). Value, little-endian:
 //
 //   offset bytes
-//        0     4  version: 1; 2 with a time to live
+//        0     4  version: 3
 //        4     4  number of the segment
 //        8     8  offset in it
 //       16     4  layers
@@ -14,8 +14,12 @@
 //       28    32  parent key
 //       60    32  namespace key
 //       92     4  digest: CRC32C of the key and the extents' checksums
-//       96     8  of version 2: when it expires, us since 1970
-//       96 or 104 4  CRC32C of key and value up to here
+//       96     8  when it expires, us since 1970; 0: never
+//      104     8  the first 8 bytes of the key that places its run
+//      112     4  CRC32C of key and value up to here
+//
+// Of versions 1 and 2, which are read still, the sum comes before the place (then the block's own key
+// places it), and of version 1 before the time.
 #include "kvstore/disk/catalog.h"
 
 #include <errno.h>
@@ -29,9 +33,7 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-#define VERSION      1u // of records of blocks that never expire
-#define VERSION_TTL  2u
-#define FIXED_BYTES  96u // that both have
+#define VERSION      3u
 #define WRITE_BUFFER (8u << 20)
 #define FILES_MAX    256
 
@@ -65,9 +67,10 @@ static uint32_t sum_of(const uint8_t *key, const uint8_t *value, size_t bytes)
     return as_crc32c(as_crc32c(0, key, KVS_CATALOG_KEY_BYTES), value, bytes);
 }
 
-size_t kvs_catalog_value_bytes(const kvs_record_t *record)
+// Bytes of a record of that version before its sum; 0: there is none.
+static size_t sum_at_of(uint32_t version)
 {
-    return FIXED_BYTES + (record->spec.expires_us ? sizeof(uint64_t) : 0) + sizeof(uint32_t);
+    return version >= 1 && version <= VERSION ? 88 + 8 * (size_t)version : 0;
 }
 
 void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
@@ -76,8 +79,8 @@ void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_
     const kvs_spec_t *spec = &record->spec;
     key[0] = (uint8_t)spec->kind;
     memcpy(key + 1, &spec->key, sizeof(spec->key));
-    size_t sum_at = kvs_catalog_value_bytes(record) - sizeof(uint32_t);
-    put32(value, spec->expires_us ? VERSION_TTL : VERSION);
+    size_t sum_at = sum_at_of(VERSION);
+    put32(value, VERSION);
     put32(value + 4, record->segment);
     memcpy(value + 8, &record->offset, sizeof(record->offset));
     put32(value + 16, spec->layers);
@@ -86,9 +89,8 @@ void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_
     memcpy(value + 28, &spec->parent, sizeof(spec->parent));
     memcpy(value + 60, &spec->namespace_key, sizeof(spec->namespace_key));
     put32(value + 92, record->digest);
-    if (spec->expires_us) {
-        memcpy(value + FIXED_BYTES, &spec->expires_us, sizeof(spec->expires_us));
-    }
+    memcpy(value + 96, &spec->expires_us, sizeof(spec->expires_us));
+    memcpy(value + 104, &spec->place, sizeof(spec->place));
     put32(value + sum_at, sum_of(key, value, sum_at));
 }
 
@@ -96,10 +98,10 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
                        size_t value_bytes, kvs_record_t *record_p)
 {
     const uint8_t *key = key_bytes_p, *value = value_bytes_p;
-    bool is_mortal = value_bytes == KVS_CATALOG_RECORD_BYTES;
-    size_t sum_at = FIXED_BYTES + (is_mortal ? sizeof(uint64_t) : 0);
-    if (key_bytes != KVS_CATALOG_KEY_BYTES || value_bytes != sum_at + sizeof(uint32_t) ||
-        get32(value) != (is_mortal ? VERSION_TTL : VERSION) ||
+    uint32_t version = value_bytes >= sizeof(version) ? get32(value) : 0;
+    size_t sum_at = sum_at_of(version);
+    if (key_bytes != KVS_CATALOG_KEY_BYTES || sum_at == 0 ||
+        value_bytes != sum_at + sizeof(uint32_t) ||
         get32(value + sum_at) != sum_of(key, value, sum_at)) {
         return false;
     }
@@ -113,12 +115,15 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
     memcpy(&record.spec.key, key + 1, sizeof(record.spec.key));
     memcpy(&record.spec.parent, value + 28, sizeof(record.spec.parent));
     memcpy(&record.spec.namespace_key, value + 60, sizeof(record.spec.namespace_key));
-    if (is_mortal) {
-        memcpy(&record.spec.expires_us, value + FIXED_BYTES, sizeof(record.spec.expires_us));
+    record.spec.place = as_key_hash(&record.spec.key);
+    if (version >= 2) {
+        memcpy(&record.spec.expires_us, value + 96, sizeof(record.spec.expires_us));
+    }
+    if (version >= 3) {
+        memcpy(&record.spec.place, value + 104, sizeof(record.spec.place));
     }
     const kvs_spec_t *spec = &record.spec;
-    bool sound = (!is_mortal || spec->expires_us != 0) &&
-                 (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
+    bool sound = (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
                  spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
                  spec->extent_bytes % sizeof(uint32_t) == 0 &&
                  spec->extent_bytes <= AS_WIRE_EXTENT_BYTES_MAX &&
@@ -303,7 +308,7 @@ void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
     uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(record, key, value);
     rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key, sizeof(key),
-                              (char *)value, kvs_catalog_value_bytes(record));
+                              (char *)value, KVS_CATALOG_RECORD_BYTES);
 }
 
 void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind)

@@ -9,9 +9,8 @@
 
 #include "kvstore/index.h"
 
-#define KVS_CATALOG_KEY_BYTES 33u // kind, key
-#define KVS_CATALOG_RECORD_BYTES                                                                   \
-    108u // see catalog.c; those of blocks that never expire are shorter
+#define KVS_CATALOG_KEY_BYTES    33u  // kind, key
+#define KVS_CATALOG_RECORD_BYTES 116u // see catalog.c
 
 // A block on disk.
 typedef struct kvs_record {
@@ -43,6 +42,5 @@ bool kvs_catalog_parse(const void *key, size_t key_bytes, const void *value, siz
                        kvs_record_t *record_p);
 void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
                         uint8_t value[KVS_CATALOG_RECORD_BYTES]);
-size_t kvs_catalog_value_bytes(const kvs_record_t *record); // of what kvs_catalog_format wrote
 
 #endif

@@ -25,8 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     value_bytes = value_bytes < sizeof(value) ? value_bytes : sizeof(value);
     memcpy(value, key + key_bytes, value_bytes);
     if (mend && key_bytes == KVS_CATALOG_KEY_BYTES && value_bytes >= 4) {
-        const uint32_t version = 1 + (data[0] >> 1 & 1);
-        value_bytes = KVS_CATALOG_RECORD_BYTES - (version == 1 ? sizeof(uint64_t) : 0);
+        const uint32_t version = 1 + (data[0] >> 1) % 3;
+        value_bytes = KVS_CATALOG_RECORD_BYTES - (3 - version) * sizeof(uint64_t);
         memcpy(value, &version, sizeof(version));
         uint32_t sum = as_crc32c(as_crc32c(0, key, key_bytes), value, value_bytes - 4);
         memcpy(value + value_bytes - 4, &sum, sizeof(sum));
@@ -41,7 +41,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     uint8_t key_again[KVS_CATALOG_KEY_BYTES], value_again[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(&record, key_again, value_again);
     AS_ASSERT(memcmp(key_again, key, sizeof(key_again)) == 0);
-    AS_ASSERT(kvs_catalog_value_bytes(&record) == value_bytes);
-    AS_ASSERT(memcmp(value_again, value, value_bytes) == 0);
+    AS_ASSERT(memcmp(value_again + 4, value + 4, 92) == 0); // behind it versions differ
+    AS_ASSERT(value_bytes < sizeof(value_again) ||
+              memcmp(value_again, value, sizeof(value_again)) == 0);
     return 0;
 }

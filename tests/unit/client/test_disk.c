@@ -226,6 +226,45 @@ static void other_bytes_for_a_block_on_disk_are_a_conflict(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 2}).status, AS_OK);
 }
 
+static const kvs_spec_t *spec_on_disk(uint32_t block)
+{
+    return kvs_disk_find(kvs_tier_disk(world.stores[0]), &world.keys[block], AS_WIRE_FULL);
+}
+
+static void a_copy_of_a_block_on_disk_is_not_sent_again(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, 1);
+    start_again(&options);
+    world.copying = true;
+    world.durable = false;
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_int_equal(stat_now().blocks, 0);
+    assert_int_equal(put_block(&world, 1), AS_OK);
+}
+
+static void a_store_knows_what_places_a_block_also_after_a_new_start(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    world.durable = true;
+    put_chain(&world, AS_RUN_BLOCKS + 2);
+    for (uint32_t start = 0; start < 2; start++) {
+        for (uint32_t i = 0; i < AS_RUN_BLOCKS + 2; i++) {
+            const as_key_t *run_key = &world.keys[i / AS_RUN_BLOCKS * AS_RUN_BLOCKS];
+            assert_int_equal(spec_on_disk(i)->place, as_key_hash(run_key));
+        }
+        start_again(&options);
+    }
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 2}).status, AS_OK);
+    const kvs_block_t *block = kvs_index_find(world.stores[0]->index, &world.keys[1], AS_WIRE_FULL);
+    assert_int_equal(block->spec.place, as_key_hash(&world.keys[0]));
+}
+
 static void dropped_blocks_leave_disk_too(void **state)
 {
     (void)state;
@@ -282,6 +321,8 @@ int main(void)
         TEST(a_durable_put_of_a_block_written_behind_syncs_it),
         TEST(a_durable_put_waits_for_a_write_that_is_under_way),
         TEST(other_bytes_for_a_block_on_disk_are_a_conflict),
+        TEST(a_copy_of_a_block_on_disk_is_not_sent_again),
+        TEST(a_store_knows_what_places_a_block_also_after_a_new_start),
         TEST(dropped_blocks_leave_disk_too),
         TEST(a_block_dropped_on_its_way_from_disk_stays_dropped),
     };

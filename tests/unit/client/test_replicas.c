@@ -63,6 +63,13 @@ static void lose_store(uint32_t store)
     world.stores[store] = NULL;
 }
 
+static void must_be_whole(fetch_ask_t ask)
+{
+    fetch_result_t result = fetch_chain(&world, ask);
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, ask.count);
+}
+
 // ---- puts
 
 static uint32_t put_copies(uint32_t block, as_status_t expected)
@@ -129,14 +136,24 @@ static void a_store_with_other_bytes_is_told_though_another_took_these(void **st
     }
 }
 
-// ---- fetches
-
-static void must_be_whole(fetch_ask_t ask)
+// What a store hands on is held to the checksums that it was given, not to those of what it has now.
+static void a_copy_of_damaged_bytes_is_refused(void **state)
 {
-    fetch_result_t result = fetch_chain(&world, ask);
-    assert_int_equal(result.status, AS_OK);
-    assert_int_equal(result.block_count, ask.count);
+    (void)state;
+    begin(2, 2);
+    world.copying = true;
+    world.twist = 1;
+    as_log_set_level(AS_LOG_ERROR + 1);
+    assert_int_equal(put_copies(0, AS_ERR_CHECKSUM), 0);
+    world.twist = 0;
+    assert_int_equal(put_copies(0, AS_OK), 2);
+    assert_int_equal(put_copies(0, AS_ERR_EXISTS), 2);
+    must_be_whole((fetch_ask_t){.count = 1});
+    world.copying = false;
+    assert_int_equal(put_copies(0, AS_ERR_EXISTS), 2); // it is the same block
 }
+
+// ---- fetches
 
 static void what_one_store_lost_another_has(void **state)
 {
@@ -416,6 +433,7 @@ int main(void)
         TEST(a_block_is_written_to_as_many_stores_as_there_are_to_be_copies),
         TEST(with_fewer_stores_than_copies_a_put_is_degraded_and_says_so),
         TEST(a_store_with_other_bytes_is_told_though_another_took_these),
+        TEST(a_copy_of_damaged_bytes_is_refused),
         cmocka_unit_test(what_one_store_lost_another_has),
         TEST(a_block_of_which_no_copy_is_left_is_the_hole),
         cmocka_unit_test(a_damaged_extent_comes_from_the_other_copy),

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "client/client.h"
+#include "common/checksum.h"
 #include "common/fault.h"
 #include "common/log.h"
 #include "common/mem.h"
@@ -37,6 +38,7 @@ typedef struct world {
     uint32_t ttl_ms;   // too
     uint32_t replicas; // of the puts that follow; 0: the cluster's
     uint8_t twist;     // of the first byte of the blocks that they put
+    bool copying;      // they are copies of what a store has, with the checksums of the right bytes
     as_key_t namespace_key;
     as_key_t keys[WORLD_BLOCKS_MAX];
 } world_t;
@@ -238,6 +240,11 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
     memset(result, 0, sizeof(*result));
     result->bytes = malloc(as_block_bytes(&world->shape));
     world_fill(world, block, result->bytes);
+    size_t extent = as_extent_bytes(&world->shape);
+    uint32_t crcs[AS_LAYERS_MAX];
+    for (uint32_t layer = 0; layer < world->shape.layers; layer++) {
+        crcs[layer] = as_crc32c(0, result->bytes + layer * extent, extent);
+    }
     result->bytes[0] ^= world->twist;
     const assay_put_args_t args = {
         .shape = world->shape,
@@ -247,6 +254,8 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
         .run_key = world->keys[block / AS_RUN_BLOCKS * AS_RUN_BLOCKS],
         .token_count = world->shape.block_tokens,
         .block = result->bytes,
+        .crcs = world->copying ? crcs : NULL,
+        .extent_bytes = world->copying ? extent : 0,
         .durable = world->durable,
         .ttl_ms = world->ttl_ms,
         .replicas = world->replicas,

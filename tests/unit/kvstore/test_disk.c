@@ -523,29 +523,6 @@ static void everything_is_called_back_at_the_end(void **state)
     assert_int_equal(stat_now().blocks, 30);
 }
 
-static void check_record(const kvs_record_t *record, size_t value_bytes)
-{
-    kvs_record_t parsed;
-    uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
-    kvs_catalog_format(record, key, value);
-    assert_int_equal(kvs_catalog_value_bytes(record), value_bytes);
-    assert_true(kvs_catalog_parse(key, sizeof(key), value, value_bytes, &parsed));
-    assert_memory_equal(&parsed.spec, &record->spec, sizeof(record->spec));
-    assert_int_equal(parsed.offset, 8192);
-    for (size_t bit = 0; bit < 8 * value_bytes; bit++) {
-        value[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(kvs_catalog_parse(key, sizeof(key), value, value_bytes, &parsed));
-        value[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    }
-    for (size_t bit = 0; bit < 8 * sizeof(key); bit++) {
-        key[bit / 8] ^= (uint8_t)(1u << bit % 8);
-        assert_false(kvs_catalog_parse(key, sizeof(key), value, value_bytes, &parsed));
-        key[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    }
-    assert_false(kvs_catalog_parse(key, sizeof(key) - 1, value, value_bytes, &parsed));
-    assert_false(kvs_catalog_parse(key, sizeof(key), value, value_bytes - 1, &parsed));
-}
-
 static void a_sync_that_waits_at_the_end_is_called_back(void **state)
 {
     (void)state;
@@ -561,15 +538,6 @@ static void a_sync_that_waits_at_the_end_is_called_back(void **state)
     assert_int_equal(syncs.status, AS_ERR_CANCELLED); // nobody may take them for safe
     as_mem_free(image);
     open_disk();
-}
-
-static void records_survive_only_as_they_were_written(void **state)
-{
-    (void)state;
-    kvs_record_t record = {.spec = spec_of(5), .segment = 9, .offset = 8192, .digest = 77};
-    check_record(&record, 100); // as before there were times to live
-    record.spec.expires_us = 1234567890123;
-    check_record(&record, KVS_CATALOG_RECORD_BYTES);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
@@ -594,7 +562,6 @@ int main(void)
         TEST(a_full_queue_says_busy),
         TEST(everything_is_called_back_at_the_end),
         TEST(a_sync_that_waits_at_the_end_is_called_back),
-        TEST(records_survive_only_as_they_were_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ static as_key_t key_of(uint32_t n)
 // Block n follows block `parent`; 0 is the namespace.
 static kvs_spec_t spec_of(uint32_t n, uint32_t parent)
 {
-    return (kvs_spec_t){key_of(n), key_of(parent), key_of(0), AS_WIRE_FULL, 2, 128, 16, 0};
+    return (kvs_spec_t){key_of(n), key_of(parent), key_of(0), AS_WIRE_FULL, 2, 128, 16, 0, n};
 }
 
 static kvs_block_t *seal(uint32_t n, uint32_t parent)
