@@ -24,3 +24,14 @@ def prompt():
     """Some 400 tokens of English: six blocks and a part of one."""
     with open(TEXT) as file:
         return file.read()[:1800]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A test that fails shows the end of what each process of its own clusters logged."""
+    report = yield
+    if report.failed:
+        for world in (value for value in item.funcargs.values() if isinstance(value, Cluster)):
+            for process in world.all:
+                report.sections.append((f"log of {os.path.basename(process.log_path)}", process.log_text()[-6000:]))
+    return report
