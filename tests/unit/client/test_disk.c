@@ -292,8 +292,7 @@ static void a_block_dropped_on_its_way_from_disk_stays_dropped(void **state)
     start_again(&options);
     kvs_store_set_listener(world.stores[0], on_event, NULL);
     fetch_result_t result = {0};
-    assert_int_equal(
-        fetch_begin(&world, (fetch_ask_t){.count = 1, .deadline_us = 5000000}, &result), AS_OK);
+    assert_int_equal(fetch_begin(&world, (fetch_ask_t){.count = 1}, &result), AS_OK);
     while (stat_now().pins == 0) { // until the store reads it
         as_loop_run_once(world.loop, true);
     }

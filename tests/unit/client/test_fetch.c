@@ -109,8 +109,8 @@ static void of_two_writers_of_one_key_one_writes(void **state)
     begin_plain();
     put_result_t a, b;
     assay_put_t *put;
-    assert_int_equal(put_start(&world, 0, 5000000, &a, &put), AS_OK);
-    assert_int_equal(put_start(&world, 0, 5000000, &b, &put), AS_OK);
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &a, &put), AS_OK);
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &b, &put), AS_OK);
     assert_true(world_run(&world, &a.done) && world_run(&world, &b.done));
     assert_int_equal((a.status == AS_OK) + (b.status == AS_OK), 1);
     assert_int_equal((a.status == AS_ERR_EXISTS) + (b.status == AS_ERR_EXISTS), 1);
@@ -123,10 +123,11 @@ static void other_bytes_for_a_key_are_a_conflict_and_do_not_replace_the_first(vo
     begin_plain();
     put_result_t first, second;
     assay_put_t *put;
-    assert_int_equal(put_start(&world, 0, 5000000, &first, &put), AS_OK);
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &first, &put), AS_OK);
     as_log_set_level(AS_LOG_ERROR + 1);
     world.twist = 1;
-    assert_int_equal(put_start(&world, 0, 5000000, &second, &put), AS_OK); // while it is written
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &second, &put),
+                     AS_OK); // while it is written
     assert_true(world_run(&world, &first.done) && world_run(&world, &second.done));
     assert_int_equal(first.status, AS_OK);
     assert_int_equal(second.status, AS_ERR_CONFLICT);
@@ -181,7 +182,7 @@ static void named_nodes_are_asked_first(void **state)
     begin(&options);
     put_result_t result;
     assay_put_t *put;
-    assert_int_equal(put_start(&world, 0, 5000000, &result, &put), AS_OK);
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &result, &put), AS_OK);
     assert_true(world_run(&world, &result.done));
     uint64_t right = result.node_id, wrong = 0;
     for (uint32_t i = 0; i < 2; i++) {
@@ -230,7 +231,7 @@ static void freeing_the_client_ends_what_is_under_way(void **state)
     assert_int_equal(
         fetch_begin(&world, (fetch_ask_t){.count = 10, .slots = 1, .hold = true}, &fetch), AS_OK);
     assert_true(world_run(&world, &fetch.located));
-    assert_int_equal(put_start(&world, 20, 5000000, &put, &handle), AS_OK);
+    assert_int_equal(put_start(&world, 20, world_deadline_us(&world), &put, &handle), AS_OK);
     assay_client_free(world.client);
     world.client = NULL;
     assert_true(fetch.done && put.done);
@@ -287,7 +288,7 @@ static uint32_t fetch_each(each_t *each, uint32_t first_layer, uint32_t layer_co
     const assay_fetch_args_t args = {.shape = world.shape,
                                      .keys = each->keys,
                                      .block_count = WORLD_BLOCKS_MAX,
-                                     .deadline_us = 3000000,
+                                     .deadline_us = world_deadline_us(&world),
                                      .buffers = each->blocks,
                                      .layer_stride = extent,
                                      .layer_slots = layer_count,

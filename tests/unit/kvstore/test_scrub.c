@@ -73,7 +73,7 @@ static kvs_scrub_stat_t scrub_all(void)
     uint64_t before = scrub_now().pass;
     kvs_store_scrub(world.stores[0], 1u << 30);
     wait_for_pass(before + 1);
-    assert_nothing_is_held(&world);
+    world_let_go(&world); // what was bad in one tier comes from the other
     return scrub_now();
 }
 
@@ -236,6 +236,9 @@ static void passes_come_by_themselves(void **state)
     flip_in_ram(4, 44);
     wait_for_pass(stat_now().scrub_passes + 3);
     assert_int_equal(stat_now().scrub_bad_ram, 1);
+    while (stat_now().scrub_restored == 0) {
+        world_pass(&world, 1000);
+    }
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = BLOCKS}).status, AS_OK);
 }
 
@@ -259,13 +262,17 @@ static void what_goes_during_a_pass_is_passed_over(void **state)
 {
     (void)state;
     open_world(true);
-    kvs_store_scrub(world.stores[0], 400000);
-    while (scrub_now().disk_blocks < 2) {
-        world_pass(&world, 1000);
-        assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS); // requests are served meanwhile
+    uint64_t pass = 0;
+    while (!scrub_now().running) { // once more, should a request have taken longer than a pass
+        kvs_store_scrub(world.stores[0], 400000);
+        pass++;
+        while (scrub_now().running && scrub_now().disk_blocks < 2) {
+            world_pass(&world, 1000);
+            assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS); // requests are served meanwhile
+        }
     }
     assert_int_equal(kvs_store_drop_all(world.stores[0]), BLOCKS);
-    wait_for_pass(1);
+    wait_for_pass(pass);
     assert_true(scrub_now().disk_blocks < BLOCKS);
     assert_int_equal(scrub_now().bad_ram_blocks + scrub_now().bad_disk_blocks, 0);
     assert_int_equal(stat_now().blocks + stat_now().disk_blocks, 0);
