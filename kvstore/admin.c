@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The admin service: figures, a listing in key order, forgetting blocks, pins and quotas. Handlers
-// answer at once.
+// answer at once, but for Drop, which waits until the disk has forgotten too.
 #include <string.h>
 
 #include "common/rpc.h"
@@ -15,6 +15,7 @@
 typedef struct kvs_admin {
     Assay__Store_Service service;
     kvs_store_t *store;
+    bool stopped;                // nobody is answered any more
     uint32_t page[LIST_MAX + 1]; // ids of the index, in key order
     Assay__StoreBlock blocks[LIST_MAX];
     Assay__StoreBlock *pointers[LIST_MAX];
@@ -172,6 +173,51 @@ static void refuse(ProtobufCClosure closure, void *closure_data, const char *tex
     as_rpc_fail(closure, closure_data, AS_ERR_INVALID, text);
 }
 
+typedef struct drop {
+    const kvs_admin_t *admin;
+    Assay__StoreDropReply_Closure closure;
+    void *closure_data;
+    uint64_t dropped;
+} drop_t;
+
+static void drop_answer(const drop_t *drop, as_status_t status)
+{
+    Assay__StoreDropReply reply = ASSAY__STORE_DROP_REPLY__INIT;
+    reply.dropped = drop->dropped;
+    if (drop->admin->stopped) {
+        return;
+    }
+    if (status == AS_OK) {
+        drop->closure(&reply, drop->closure_data);
+    } else {
+        as_rpc_fail((ProtobufCClosure)drop->closure, drop->closure_data, status,
+                    "the blocks are gone from memory, but the disk did not take it: they may be "
+                    "there again at the next start; see to the disk, start the store again and "
+                    "drop them once more");
+    }
+}
+
+static void on_drop_settled(void *ctx, as_status_t status)
+{
+    drop_answer(ctx, status);
+    as_mem_free(ctx);
+}
+
+// Answers when the blocks cannot come back.
+static void drop_settle(const drop_t *from)
+{
+    drop_t *drop = as_mem_alloc(sizeof(*drop));
+    as_status_t status = AS_ERR_NO_MEMORY;
+    if (drop) {
+        *drop = *from;
+        status = kvs_tier_settle(from->admin->store, on_drop_settled, drop);
+    }
+    if (status != AS_OK) {
+        as_mem_free(drop);
+        drop_answer(from, status == AS_ERR_UNSUPPORTED ? AS_OK : status);
+    }
+}
+
 static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequest *request,
                        Assay__StoreDropReply_Closure closure, void *closure_data)
 {
@@ -185,18 +231,18 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
         refuse((ProtobufCClosure)closure, closure_data, fault);
         return;
     }
-    Assay__StoreDropReply reply = ASSAY__STORE_DROP_REPLY__INIT;
+    drop_t drop = {(const kvs_admin_t *)service, closure, closure_data, 0};
     if (request->namespace_key.len > 0) {
         as_key_t owner = key_of(&request->namespace_key);
-        reply.dropped = kvs_store_purge(store, &owner);
+        drop.dropped = kvs_store_purge(store, &owner);
     } else if (request->n_keys == 0) {
-        reply.dropped = kvs_store_drop_all(store);
+        drop.dropped = kvs_store_drop_all(store);
     }
     for (size_t i = 0; i < request->n_keys; i++) {
         as_key_t key = key_of(&request->keys[i]);
-        reply.dropped += kvs_store_drop(store, &key);
+        drop.dropped += kvs_store_drop(store, &key);
     }
-    closure(&reply, closure_data);
+    drop_settle(&drop);
 }
 
 static void serve_pin(Assay__Store_Service *service, const Assay__StorePinRequest *request,
@@ -345,6 +391,13 @@ as_status_t kvs_admin_alloc(kvs_store_t *store)
     admin->store = store;
     store->admin = admin;
     return AS_OK;
+}
+
+void kvs_admin_stop(kvs_store_t *store)
+{
+    if (store->admin) {
+        store->admin->stopped = true;
+    }
 }
 
 void kvs_admin_free(kvs_store_t *store)

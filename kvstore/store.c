@@ -302,6 +302,7 @@ void kvs_store_free(kvs_store_t *store)
         kvs_conn_close(store->conns);
     }
     kvs_scrub_stop(store);
+    kvs_admin_stop(store);
     kvs_tier_free(store); // its threads use the memory
     kvs_scrub_free(store);
     as_net_mem_free(store->mem);
@@ -382,6 +383,7 @@ uint64_t kvs_store_drop_all(kvs_store_t *store)
     for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
         kvs_block_t *block;
         while ((block = kvs_index_oldest(store->index, queue)) != NULL) {
+            kvs_tier_remove(store, &block->spec.key, block->spec.kind); // also on its way there
             kvs_index_doom(store->index, block);
             dropped++;
         }

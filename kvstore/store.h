@@ -209,6 +209,8 @@ bool kvs_tier_wait(kvs_locate_t *locate);
 void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer
 bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind);
 uint64_t kvs_tier_remove_all(kvs_store_t *store);
+// `done` once what was removed until now cannot be there again. AS_ERR_UNSUPPORTED: there is no disk.
+as_status_t kvs_tier_settle(kvs_store_t *store, kvs_tier_done_fn done, void *ctx) AS_MUST_USE;
 // On disk, or NULL. Valid until the disk is asked anything else.
 const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind);
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
@@ -225,6 +227,7 @@ void kvs_scrub_restored(kvs_store_t *store);
 
 // admin.c
 as_status_t kvs_admin_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_admin_stop(kvs_store_t *store); // before the disk ends
 void kvs_admin_free(kvs_store_t *store);
 
 #endif

@@ -320,6 +320,11 @@ uint64_t kvs_tier_remove_all(kvs_store_t *store)
     return removed;
 }
 
+as_status_t kvs_tier_settle(kvs_store_t *store, kvs_tier_done_fn done, void *ctx)
+{
+    return store->tier ? kvs_disk_settle(store->tier->disk, done, ctx) : AS_ERR_UNSUPPORTED;
+}
+
 const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind)
 {
     return store->tier ? kvs_disk_find(store->tier->disk, key, kind) : NULL;

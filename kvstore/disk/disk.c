@@ -46,12 +46,29 @@ static void job_free(kvs_job_t *job)
 
 // ---- the end of jobs
 
+static void was_not_forgotten(kvs_disk_t *disk)
+{
+    if (!disk->unforgotten) {
+        AS_ERROR("disk", "a removed block could not be taken out of the catalog: it may be there "
+                         "again at the next start; see to the disk, start the store again and "
+                         "drop it once more");
+    }
+    disk->unforgotten = true;
+}
+
 static void forget(kvs_disk_t *disk, uint32_t at)
 {
+    const kvs_record_t *record = &disk->entries[at].record;
     kvs_job_t *job = disk->writer ? kvs_disk_job(disk, KVS_JOB_FORGET) : NULL;
-    if (job) { // else its record is there at the next start, and its bytes tell
-        job->record = disk->entries[at].record;
+    if (job) {
+        job->record = *record;
+        job->durable = true;
         kvs_worker_give(disk->writer, job);
+    } else if (!disk->writer) { // the tier ends, and commits this
+        kvs_catalog_delete(kvs_files_catalog(disk->files), &record->spec.key, record->spec.kind);
+        disk->forgot_late = true;
+    } else {
+        was_not_forgotten(disk);
     }
     kvs_table_remove(disk, at);
 }
@@ -84,10 +101,12 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
         disk->stat.written_bytes += job->bytes;
         disk->failures_in_a_row = 0;
         if (disk->entries[job->entry].unwanted) {
+            disk->unwanted--;
             forget(disk, job->entry);
         }
         return;
     }
+    disk->unwanted -= disk->entries[job->entry].unwanted;
     kvs_table_remove(disk, job->entry);
     disk->stat.failures++;
     if (segment->failed != 0) {
@@ -172,12 +191,29 @@ static void was_dropped(kvs_disk_t *disk, kvs_job_t *job)
     }
 }
 
+// True: it goes round once more, behind the FORGETs of blocks that were being written.
+static bool was_settled(kvs_disk_t *disk, kvs_job_t *job)
+{
+    if (job->again && disk->writer) {
+        job->again = false;
+        kvs_worker_give(disk->writer, job);
+        return true;
+    }
+    job->status = disk->unforgotten ? AS_ERR_IO : AS_OK;
+    return false;
+}
+
 void kvs_disk_job_done(void *ctx)
 {
     kvs_job_t *job = ctx;
     kvs_disk_t *disk = job->disk;
+    if (job->kind == KVS_JOB_SETTLE && was_settled(disk, job)) {
+        return;
+    }
     if (job->kind == KVS_JOB_WRITE) {
         written(disk, job);
+    } else if (job->kind == KVS_JOB_FORGET && job->status != AS_OK) {
+        was_not_forgotten(disk);
     } else if (job->kind == KVS_JOB_SYNC) {
         was_synced(disk, job);
     } else if (job->kind == KVS_JOB_READ) {
@@ -336,9 +372,23 @@ static void remove_entry(kvs_disk_t *disk, uint32_t at)
 {
     if (disk->entries[at].writing) {
         disk->entries[at].unwanted = true;
+        disk->unwanted++;
     } else {
         forget(disk, at);
     }
+}
+
+as_status_t kvs_disk_settle(kvs_disk_t *disk, kvs_disk_done_fn done, void *ctx)
+{
+    kvs_job_t *job = kvs_disk_job(disk, KVS_JOB_SETTLE);
+    if (!job) {
+        return AS_ERR_NO_MEMORY;
+    }
+    job->again = disk->unwanted > 0;
+    job->done = done;
+    job->ctx = ctx;
+    kvs_worker_give(disk->writer, job);
+    return AS_OK;
 }
 
 bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind)

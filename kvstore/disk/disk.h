@@ -83,6 +83,9 @@ as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
 // Also what is being written, which then is never found.
 bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind);
 uint64_t kvs_disk_remove_all(kvs_disk_t *disk);
+// `done` when what was removed until now cannot be there again, after kill -9 and power cuts alike;
+// with AS_ERR_IO: some of it may.
+as_status_t kvs_disk_settle(kvs_disk_t *disk, kvs_disk_done_fn done, void *ctx) AS_MUST_USE;
 // Lists: the first block at or behind *cursor_p (0 to begin), which moves behind it; NULL at the
 // end. Blocks that come or go meanwhile may be missed.
 const kvs_spec_t *kvs_disk_next(const kvs_disk_t *disk, uint32_t *cursor_p);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of the disk tier, as its two threads use them: the writer (WRITE, SYNC, FORGET, DROP,
-// REMOVE) and the reader (READ).
+// The files of the disk tier, as its two threads use them: the writer (WRITE, SYNC, FORGET, SETTLE,
+// DROP, REMOVE) and the reader (READ).
 //
 //   DIR/LOCK              held by the one store that may use the directory
 //   DIR/catalog/          RocksDB
@@ -9,7 +9,8 @@
 // Order makes it safe. A block is written before the catalog names it, so a crash leaves dead bytes
 // and nothing else; a durable one is on disk (fdatasync, then a synced write of the catalog) before
 // its writer is told. The others are not waited for: after a power cut the catalog may name bytes
-// that never came, which their checksums tell. Names are made safe too: a directory is synced when
+// that never came, which their checksums tell. What was removed is synced before that is said of it,
+// since nothing else would tell. Names are made safe too: a directory is synced when
 // something was made in it, since a file's own sync need not bring its name. What a start finds is
 // synced then, so that it is durable from there.
 #include <errno.h>

@@ -211,6 +211,9 @@ void kvs_disk_free(kvs_disk_t *disk)
         as_loop_unpost(disk->options.loop, &disk->jobs->task);
         kvs_disk_job_done(disk->jobs);
     }
+    if (disk->forgot_late && kvs_catalog_commit(kvs_files_catalog(disk->files), true) != AS_OK) {
+        AS_WARN("disk", "blocks that were removed while they were written may be there again");
+    }
     for (uint32_t i = 0; disk->segments && i <= disk->slots_last; i++) {
         if (disk->segments[i].number != 0 && disk->segments[i].fd >= 0) {
             close(disk->segments[i].fd);

@@ -35,6 +35,9 @@ struct kvs_disk {
     uint32_t last_number;
     kvs_job_t *jobs; // out
     uint32_t reads;
+    uint32_t unwanted; // entries: removed while they are written
+    bool unforgotten;  // a removed block is still in the catalog
+    bool forgot_late;  // one was taken out of it by kvs_disk_free
     uint32_t failures_in_a_row;
     kvs_disk_stat_t stat;
 };

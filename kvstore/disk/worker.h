@@ -12,7 +12,8 @@ typedef enum kvs_job_kind {
     KVS_JOB_WRITE,  // a block into its segment, then into the catalog
     KVS_JOB_SYNC,   // what was written of a block: safe from a power cut
     KVS_JOB_READ,   // a block from its segment, checked
-    KVS_JOB_FORGET, // a block out of the catalog
+    KVS_JOB_FORGET, // a block out of the catalog, for good
+    KVS_JOB_SETTLE, // nothing; what was given before it has been done
     KVS_JOB_DROP,   // the blocks of a segment out of the catalog
     KVS_JOB_REMOVE, // then its file, once nothing reads it
 } kvs_job_kind_t;
@@ -45,6 +46,7 @@ typedef struct kvs_job {
     size_t bytes;            // of the image on disk, or of the piece; a multiple of 4096
     struct kvs_check *check; // READ: a piece for check.c; NULL: a whole block
     bool durable;
+    bool again;            // SETTLE: once more, behind what the first one let go on
     kvs_record_t *dropped; // DROP: owned
     uint32_t dropped_count;
     kvs_io_op_t io;
