@@ -165,6 +165,7 @@ void assay_client_free(assay_client_t *client)
     while (client->links) {
         assay_link_close(client->links);
     }
+    as_timer_free(client->token_timer);
     as_pool_free(client->reads);
     as_pool_free(client->puts_pool);
     as_mem_free(client->calls);

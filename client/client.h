@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include "common/block.h"
 #include "common/net.h"
+#include "common/token.h"
 
 #define ASSAY_STORES_MAX        64u
 #define ASSAY_REPLICAS_MAX      8u // copies of a block, at most
@@ -57,6 +58,14 @@ uint32_t assay_client_store_count(const assay_client_t *client);
 // ASSAY_REPLICAS_MAX.
 void assay_client_set_replicas(assay_client_t *client, uint32_t replicas);
 
+// What stores with --cluster-key admit this client by. Stores that are connected are told at once; NULL:
+// none. Copied.
+void assay_client_set_token(assay_client_t *client, const as_token_sealed_t *token);
+// The same from a file, which is read again when it changes; `path` must stay. AS_ERR_CONFIG: it
+// holds none, which was logged. Once for each client.
+as_status_t assay_client_use_token_file(assay_client_t *client, const char *path) AS_MUST_USE;
+bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p); // false: none
+
 // Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when
 // there are no stores.
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key);
@@ -74,6 +83,7 @@ typedef struct assay_fetch_args {
     uint32_t first_block; // index in its chain of keys[0]: runs are aligned to the chain
     uint32_t block_count;
     uint64_t deadline_us; // from now
+    uint32_t tenant;      // whose they are, where the token is a peer's; else 0
     // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch)
     // goes to buffer + (layer % layer_slots) * layer_stride + b * as_extent_bytes(&shape). A slot
     // is reused only after assay_fetch_release(layer). layer_slots == layers brings everything.
@@ -155,6 +165,7 @@ typedef struct assay_put_args {
     uint32_t
         ttl_ms; // after which the store forgets it; 0: never. AS_ERR_EXISTS leaves it as it was
     bool durable;
+    uint32_t tenant;   // whose it is, where the token is a peer's; else 0
     uint32_t replicas; // copies; 0: as many as the cluster keeps
     // Not NULL: how many copies there are, written before on_done. Fewer than asked for: the put is
     // degraded, which is not an error.

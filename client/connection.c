@@ -167,6 +167,32 @@ static void on_connect_timeout(void *ctx)
     assay_link_fail(ctx, AS_ERR_DEADLINE);
 }
 
+static as_status_t say_hello(const assay_link_t *link)
+{
+    const assay_client_t *client = link->client;
+    as_wire_hello_t hello = {.head = as_wire_head(AS_WIRE_HELLO, link->epoch),
+                             .role = AS_WIRE_CLIENT};
+    memcpy(hello.instance_id, client->instance_id, sizeof(hello.instance_id));
+    if (client->has_token) {
+        hello.token_bytes = AS_TOKEN_BYTES;
+        memcpy(hello.token, client->token.bytes, sizeof(hello.token));
+    }
+    return as_net_send(link->conn, &hello, sizeof(hello), NULL, 0, NULL, NULL);
+}
+
+// A store that refused the old token is asked again at once.
+void assay_link_renew(assay_link_t *link)
+{
+    if (link->state == LINK_READY) {
+        as_status_t status = say_hello(link);
+        (void)status; // else the store ends the connection when the old token expires
+    } else if (link->denied) {
+        link->denied = false;
+        link->failures = 0;
+        link->down_until_us = 0;
+    }
+}
+
 static as_status_t link_connect(assay_link_t *link)
 {
     assay_client_t *client = link->client;
@@ -183,10 +209,7 @@ static as_status_t link_connect(assay_link_t *link)
     link->asking.ask_count = 0;
     as_conn_set_user(link->conn, link);
     as_timer_start(link->timer, client->options.connect_timeout_us);
-    as_wire_hello_t hello = {.head = as_wire_head(AS_WIRE_HELLO, link->epoch),
-                             .role = AS_WIRE_CLIENT};
-    memcpy(hello.instance_id, client->instance_id, sizeof(hello.instance_id));
-    status = as_net_send(link->conn, &hello, sizeof(hello), NULL, 0, NULL, NULL);
+    status = say_hello(link);
     if (status != AS_OK) {
         link_disconnect(link);
         link->state = LINK_IDLE;
@@ -227,8 +250,25 @@ static void on_rkey(void *ctx, as_status_t status)
     assay_link_put(link);
 }
 
+// The store's answer is about our token. False: it refuses it.
+static bool is_admitted(assay_link_t *link, const as_wire_hello_reply_t *hello)
+{
+    if (hello->head.request != link->epoch || hello->status != AS_WIRE_DENIED) {
+        return true;
+    }
+    AS_ERROR("client", "the store at %s refuses us: %s", link->store.data_address,
+             assay_token_fault(link->client));
+    link->denied = true;
+    assay_link_fail(link, AS_ERR_DENIED);
+    return false;
+}
+
 static void link_hello(assay_link_t *link, const as_wire_hello_reply_t *hello, as_net_msg_t *msg)
 {
+    if (!is_admitted(link, hello) ||
+        (link->state == LINK_READY && hello->head.request == link->epoch)) {
+        return; // refused, or a newer token was taken
+    }
     if (link->state != LINK_CONNECTING || !hello_is_sound(link, hello, msg)) {
         assay_link_fail(link, AS_ERR_PROTOCOL);
         return;

@@ -75,6 +75,7 @@ struct assay_link {
     link_state_t state;
     uint64_t epoch; // grows with each connection: what belongs to an older one is void
     uint64_t down_until_us;
+    bool denied;       // the store refused our token
     uint32_t failures; // one after the other, since it last answered a question
     uint64_t
         silent_since_us; // when the question was put that it let time out; 0: it answered since
@@ -128,6 +129,7 @@ void assay_link_fail(assay_link_t *link, as_status_t status);
 // before it, the link fails.
 void assay_link_silent(assay_link_t *link, uint64_t begun_us);
 void assay_link_close(assay_link_t *link); // for assay_client_free
+void assay_link_renew(assay_link_t *link); // there is another token
 // Sends the question now or once the link is READY; connects it when it is idle. On an error
 // nothing is called.
 as_status_t assay_call_start(assay_link_t *link, const assay_call_params_t *params,
@@ -282,6 +284,9 @@ void assay_read_pump(assay_fetch_t *fetch);
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
 
+// token.c: why a store may have refused our token, as the end of a sentence.
+const char *assay_token_fault(const assay_client_t *client);
+
 // ---- the client
 
 struct assay_client {
@@ -301,6 +306,11 @@ struct assay_client {
     assay_put_t *puts;
     uint32_t put_count;
     uint64_t conflict_told_us;
+    bool has_token;
+    as_token_sealed_t token;
+    const char *token_file; // NULL: none
+    as_file_stamp_t token_stamp;
+    as_timer_t *token_timer;
     bool closing;
 };
 

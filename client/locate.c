@@ -115,6 +115,7 @@ static as_status_t send_locate(assay_call_t *call)
     uint64_t now_us = assay_now_us(fetch->client);
     uint64_t lease_ms = fetch->deadline_us > now_us ? (fetch->deadline_us - now_us) / 1000 + 1 : 1;
     const as_wire_locate_t ask = {
+        .tenant = part->fetch->args.tenant,
         .head = as_wire_head(AS_WIRE_LOCATE, assay_call_id(call)),
         .key_count = part->count,
         .lease_ms = fetch->locate_only                ? 0

@@ -294,6 +294,7 @@ static as_status_t send_reserve(assay_call_t *call)
                  (put->args.extent_bytes > 0 ? AS_WIRE_COPY : 0),
         .ttl_ms = put->args.ttl_ms,
         .place = as_key_hash(&put->args.run_key),
+        .tenant = put->args.tenant,
     };
     return as_net_send(copy->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
 }

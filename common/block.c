@@ -10,6 +10,7 @@
 //                'i' block_tokens, 'i' element, 's' numerics id, 's' LoRA id, 'i' rank, 'i' size,
 //                's' tenant salt, 'l' weight epoch
 //   block      = 'd' "block", 'k' parent, 'i' count, 't' tokens
+//   tenant's   = 'd' "assay-tenant-1", 'i' tenant, 'k' key of the block
 //
 // A length before every field means that no two lists of fields give the same bytes. The layout is
 // what makes blocks of different machines and versions find each other: a change of it is a change
@@ -216,6 +217,20 @@ uint32_t as_chain_keys(const as_key_t *namespace_key, const int32_t *tokens, siz
     }
     EVP_MD_CTX_free(hash);
     return count;
+}
+
+void as_key_scope(const as_key_t *key, uint32_t tenant, as_key_t *scoped_p)
+{
+    if (tenant == 0) {
+        *scoped_p = *key;
+        return;
+    }
+    EVP_MD_CTX *hash = hash_alloc();
+    hash_begin(hash, "assay-tenant-1");
+    hash_u32(hash, tenant);
+    hash_field(hash, 'k', key->bytes, sizeof(key->bytes));
+    hash_end(hash, scoped_p);
+    EVP_MD_CTX_free(hash);
 }
 
 int as_key_equal(const as_key_t *a, const as_key_t *b)

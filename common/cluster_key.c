@@ -13,7 +13,6 @@
 
 #include "common/block.h"
 #include "common/log.h"
-#include "common/small_file.h"
 
 _Static_assert(sizeof(as_key_t) == AS_CLUSTER_KEY_BYTES, "both are written as 64 digits");
 
@@ -144,4 +143,33 @@ void as_cluster_key_hex(const as_cluster_key_t *key, char hex[2 * AS_CLUSTER_KEY
 void as_cluster_keys_wipe(as_cluster_keys_t *keys)
 {
     OPENSSL_cleanse(keys, sizeof(*keys));
+}
+
+// ---- a file that changes
+
+static as_status_t ring_read(as_cluster_ring_t *ring)
+{
+    char why[AS_CLUSTER_KEY_WHY_BYTES];
+    as_status_t status = as_cluster_keys_read(ring->path, &ring->keys, why);
+    if (status != AS_OK) {
+        AS_ERROR("token", "--cluster-key %s: %s", ring->path, why);
+    }
+    return status;
+}
+
+as_status_t as_cluster_ring_open(as_cluster_ring_t *ring, const char *path)
+{
+    *ring = (as_cluster_ring_t){.path = path};
+    as_file_changed(path, &ring->stamp);
+    return ring_read(ring);
+}
+
+bool as_cluster_ring_refresh(as_cluster_ring_t *ring)
+{
+    if (!as_file_changed(ring->path, &ring->stamp) || ring_read(ring) != AS_OK) {
+        return false;
+    }
+    AS_INFO("token", "read the cluster's keys again: %u, the first is %08x", ring->keys.count,
+            ring->keys.keys[0].id);
+    return true;
 }

@@ -8,8 +8,10 @@
 #ifndef AS_CLUSTER_KEY_H
 #define AS_CLUSTER_KEY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include "common/small_file.h"
 #include "common/status.h"
 
 #define AS_CLUSTER_KEY_BYTES      32u
@@ -38,5 +40,18 @@ const as_cluster_key_t *as_cluster_key_find(const as_cluster_keys_t *keys, uint3
 as_status_t as_cluster_key_make(as_cluster_key_t *key_p) AS_MUST_USE;
 void as_cluster_key_hex(const as_cluster_key_t *key, char hex[2 * AS_CLUSTER_KEY_BYTES + 1]);
 void as_cluster_keys_wipe(as_cluster_keys_t *keys); // before its memory goes
+
+// The keys of a file that is read again when it changes.
+typedef struct as_cluster_ring {
+    const char *path;
+    as_file_stamp_t stamp;
+    as_cluster_keys_t keys;
+} as_cluster_ring_t;
+
+// Reads the file, or says in the log why it cannot.
+as_status_t as_cluster_ring_open(as_cluster_ring_t *ring, const char *path) AS_MUST_USE;
+// Reads it again where it has changed; true: there are other keys now. A file that is damaged or gone
+// is logged and leaves the keys as they were.
+bool as_cluster_ring_refresh(as_cluster_ring_t *ring);
 
 #endif

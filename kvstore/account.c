@@ -66,21 +66,27 @@ kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i)
     return &accounts->slots[i];
 }
 
-static uint32_t *bucket_of(const kvs_accounts_t *accounts, const as_key_t *owner)
+static uint32_t *bucket_of(const kvs_accounts_t *accounts, const kvs_owner_t *owner)
 {
-    return &accounts->buckets[as_key_hash(owner) & accounts->mask];
+    uint64_t hash = as_key_hash(&owner->namespace_key) + owner->tenant * 0x9e3779b9ull;
+    return &accounts->buckets[hash & accounts->mask];
 }
 
-uint32_t kvs_account_find(const kvs_accounts_t *accounts, const as_key_t *owner)
+static bool is_same(const kvs_owner_t *a, const kvs_owner_t *b)
+{
+    return a->tenant == b->tenant && as_key_equal(&a->namespace_key, &b->namespace_key);
+}
+
+uint32_t kvs_account_find(const kvs_accounts_t *accounts, const kvs_owner_t *owner)
 {
     uint32_t at = *bucket_of(accounts, owner);
-    while (at != NONE && !as_key_equal(&accounts->slots[at].owner, owner)) {
+    while (at != NONE && !is_same(&accounts->slots[at].owner, owner)) {
         at = accounts->slots[at].next;
     }
     return at;
 }
 
-static uint32_t open(kvs_accounts_t *accounts, const as_key_t *owner)
+static uint32_t open(kvs_accounts_t *accounts, const kvs_owner_t *owner)
 {
     uint32_t at = kvs_account_find(accounts, owner);
     if (at != NONE || accounts->unused == NONE) {
@@ -120,7 +126,7 @@ static void close_if_unused(kvs_accounts_t *accounts, uint32_t at)
     accounts->unused = at;
 }
 
-as_status_t kvs_account_charge(kvs_accounts_t *accounts, const as_key_t *owner, size_t bytes,
+as_status_t kvs_account_charge(kvs_accounts_t *accounts, const kvs_owner_t *owner, size_t bytes,
                                uint32_t *account_p)
 {
     uint32_t at = open(accounts, owner);
@@ -149,7 +155,7 @@ void kvs_quota_set_default(kvs_accounts_t *accounts, size_t bytes)
     accounts->quota_bytes = bytes;
 }
 
-as_status_t kvs_quota_set(kvs_accounts_t *accounts, const as_key_t *owner, size_t bytes)
+as_status_t kvs_quota_set(kvs_accounts_t *accounts, const kvs_owner_t *owner, size_t bytes)
 {
     bool is_default = bytes == KVS_QUOTA_NONE;
     uint32_t at = is_default ? kvs_account_find(accounts, owner) : open(accounts, owner);

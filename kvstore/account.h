@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accounts: how much of the pool each owner has, and how much it may have. The owner of a block is
-// its namespace.
+// its namespace, of its tenant.
 #ifndef KVS_ACCOUNT_H
 #define KVS_ACCOUNT_H
 
@@ -11,9 +11,14 @@
 #define KVS_ACCOUNT_NONE UINT32_MAX
 #define KVS_QUOTA_NONE   SIZE_MAX
 
+typedef struct kvs_owner {
+    as_key_t namespace_key;
+    uint32_t tenant;
+} kvs_owner_t;
+
 // Written by account.c; `sealed`, `oldest` and `newest` by index.c, `passed` and `soft_too` by evict.c.
 typedef struct kvs_account {
-    as_key_t owner;
+    kvs_owner_t owner;
     size_t bytes;       // of the pool, also of blocks that are being written or are condemned
     size_t quota_bytes; // its own; KVS_QUOTA_NONE: the default holds
     size_t goal_bytes;  // being evicted down to; KVS_QUOTA_NONE: not
@@ -33,17 +38,17 @@ typedef struct kvs_accounts kvs_accounts_t;
 as_status_t kvs_accounts_alloc(uint32_t max, kvs_accounts_t **accounts_p) AS_MUST_USE;
 void kvs_accounts_free(kvs_accounts_t *accounts); // NULL is fine
 uint32_t kvs_accounts_max(const kvs_accounts_t *accounts);
-kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i);              // may be unused
-uint32_t kvs_account_find(const kvs_accounts_t *accounts, const as_key_t *owner); // or NONE
+kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i); // may be unused
+uint32_t kvs_account_find(const kvs_accounts_t *accounts, const kvs_owner_t *owner); // or NONE
 // Charges a block of `bytes`. AS_ERR_BUSY: too many owners.
-as_status_t kvs_account_charge(kvs_accounts_t *accounts, const as_key_t *owner, size_t bytes,
+as_status_t kvs_account_charge(kvs_accounts_t *accounts, const kvs_owner_t *owner, size_t bytes,
                                uint32_t *account_p) AS_MUST_USE;
 void kvs_account_refund(kvs_accounts_t *accounts, uint32_t account, size_t bytes);
 
 // ---- quotas
 void kvs_quota_set_default(kvs_accounts_t *accounts, size_t bytes); // KVS_QUOTA_NONE: no quota
 // Its own quota; KVS_QUOTA_NONE: the default again.
-as_status_t kvs_quota_set(kvs_accounts_t *accounts, const as_key_t *owner,
+as_status_t kvs_quota_set(kvs_accounts_t *accounts, const kvs_owner_t *owner,
                           size_t bytes) AS_MUST_USE;
 size_t kvs_quota_of(const kvs_accounts_t *accounts, uint32_t account); // also of NONE: the default
 // The account is to be evicted down to `bytes`.

@@ -65,18 +65,20 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     closure(&reply, closure_data);
 }
 
-static int key_order(const as_key_t *a, const as_key_t *b)
+// By key, then by tenant.
+static int order(const kvs_spec_t *a, const kvs_spec_t *b)
 {
-    return memcmp(a->bytes, b->bytes, sizeof(a->bytes));
+    int by_key = memcmp(a->key.bytes, b->key.bytes, sizeof(a->key.bytes));
+    return by_key ? by_key : (a->tenant > b->tenant) - (a->tenant < b->tenant);
 }
 
 // Puts block `id` into its place among the `count` smallest so far, at most `limit`.
 static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, uint32_t id)
 {
     const kvs_index_t *index = admin->store->index;
-    const as_key_t *key = &kvs_index_at(index, id)->spec.key;
+    const kvs_spec_t *spec = &kvs_index_at(index, id)->spec;
     if (count == limit) {
-        if (key_order(key, &kvs_index_at(index, admin->page[count - 1])->spec.key) >= 0) {
+        if (order(spec, &kvs_index_at(index, admin->page[count - 1])->spec) >= 0) {
             return count;
         }
         count--;
@@ -84,7 +86,7 @@ static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, 
     uint32_t low = 0, high = count;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (key_order(&kvs_index_at(index, admin->page[middle])->spec.key, key) < 0) {
+        if (order(&kvs_index_at(index, admin->page[middle])->spec, spec) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -100,6 +102,7 @@ static void describe(const kvs_store_t *store, kvs_block_t *block, Assay__StoreB
     uint64_t now_us = as_loop_now_us(store->options.loop);
     assay__store_block__init(to);
     to->key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.key.bytes};
+    to->tenant = block->spec.tenant;
     to->parent = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.parent.bytes};
     to->tokens = block->spec.tokens;
     to->bytes = block->bytes;
@@ -116,21 +119,21 @@ static void serve_list(Assay__Store_Service *service, const Assay__StoreListRequ
 {
     kvs_admin_t *admin = (kvs_admin_t *)service;
     kvs_store_t *store = admin->store;
-    as_key_t after;
-    if (request->after.len != 0 && request->after.len != sizeof(after)) {
+    kvs_spec_t after = {.tenant = request->after_tenant};
+    if (request->after.len != 0 && request->after.len != sizeof(after.key)) {
         as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_INVALID,
                     "after must be empty or a key of 32 bytes");
         return;
     }
     if (request->after.len > 0) {
-        memcpy(after.bytes, request->after.data, sizeof(after));
+        memcpy(after.key.bytes, request->after.data, sizeof(after.key));
     }
     uint32_t limit = request->limit == 0 || request->limit > LIST_MAX ? LIST_MAX : request->limit;
     uint32_t count = 0;
     for (uint32_t id = 0; id < kvs_index_blocks_max(store->index); id++) {
         const kvs_block_t *block = kvs_index_at(store->index, id);
         bool wanted = block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL &&
-                      (request->after.len == 0 || key_order(&block->spec.key, &after) > 0);
+                      (request->after.len == 0 || order(&block->spec, &after) > 0);
         if (wanted) {
             count =
                 page_insert(admin, count, limit + 1, id); // one more than asked for: is there more?
@@ -233,14 +236,14 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
     }
     drop_t drop = {(const kvs_admin_t *)service, closure, closure_data, 0};
     if (request->namespace_key.len > 0) {
-        as_key_t owner = key_of(&request->namespace_key);
+        kvs_owner_t owner = {key_of(&request->namespace_key), request->tenant};
         drop.dropped = kvs_store_purge(store, &owner);
     } else if (request->n_keys == 0) {
         drop.dropped = kvs_store_drop_all(store);
     }
     for (size_t i = 0; i < request->n_keys; i++) {
         as_key_t key = key_of(&request->keys[i]);
-        drop.dropped += kvs_store_drop(store, &key);
+        drop.dropped += kvs_store_drop(store, &key, request->tenant);
     }
     drop_settle(&drop);
 }
@@ -261,7 +264,8 @@ static void serve_pin(Assay__Store_Service *service, const Assay__StorePinReques
     Assay__StorePinReply reply = ASSAY__STORE_PIN_REPLY__INIT;
     for (size_t i = 0; i < request->n_keys; i++) {
         as_key_t key = key_of(&request->keys[i]);
-        as_status_t status = kvs_store_pin(store, &key, (kvs_guard_t)request->level);
+        as_status_t status =
+            kvs_store_pin(store, &key, request->tenant, (kvs_guard_t)request->level);
         reply.pinned += status == AS_OK;
         reply.missing += status == AS_ERR_NOT_FOUND;
         reply.refused += status == AS_ERR_LIMIT;
@@ -284,7 +288,7 @@ static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRe
     }
     for (size_t i = 0; i < request->n_keys; i++) {
         as_key_t key = key_of(&request->keys[i]);
-        reply.unpinned += kvs_store_pin(store, &key, KVS_GUARD_NONE) == AS_OK;
+        reply.unpinned += kvs_store_pin(store, &key, request->tenant, KVS_GUARD_NONE) == AS_OK;
     }
     closure(&reply, closure_data);
 }
@@ -299,14 +303,16 @@ static void describe_account(kvs_store_t *store, uint32_t id, Assay__StoreAccoun
     kvs_accounts_t *accounts = kvs_index_accounts(store->index);
     kvs_account_t *account = kvs_account_at(accounts, id);
     assay__store_account__init(to);
-    to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), account->owner.bytes};
+    to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), account->owner.namespace_key.bytes};
+    to->tenant = account->owner.tenant;
     to->bytes = account->bytes;
     to->blocks = account->blocks;
     to->quota_bytes = quota_told(kvs_quota_of(accounts, id));
     to->is_default = account->quota_bytes == KVS_QUOTA_NONE;
 }
 
-static void list_accounts(kvs_admin_t *admin, const as_key_t *owner, Assay__StoreQuotaReply *reply)
+static void list_accounts(kvs_admin_t *admin, const kvs_owner_t *owner,
+                          Assay__StoreQuotaReply *reply)
 {
     kvs_accounts_t *accounts = kvs_index_accounts(admin->store->index);
     uint32_t first = owner ? kvs_account_find(accounts, owner) : 0;
@@ -339,9 +345,9 @@ static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRe
                "namespace_key has 32 bytes; set gives it bytes, or reset the default");
         return;
     }
-    as_key_t owner = {{0}};
+    kvs_owner_t owner = {.tenant = request->tenant};
     if (is_named) {
-        owner = key_of(&request->namespace_key);
+        owner.namespace_key = key_of(&request->namespace_key);
     }
     if (changes && kvs_store_set_quota(store, &owner,
                                        request->set ? request->bytes : KVS_QUOTA_NONE) != AS_OK) {

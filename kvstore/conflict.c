@@ -13,8 +13,8 @@
 
 static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *ask)
 {
-    const kvs_spec_t spec = {.key = ask->key, .kind = ask->kind};
-    const kvs_block_t *block = kvs_index_find(store->index, &spec.key, spec.kind);
+    const kvs_spec_t spec = {.key = ask->key, .kind = (uint16_t)ask->kind, .tenant = ask->tenant};
+    const kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
     uint32_t digest;
     if (block) {
         bool same_shape = block->spec.layers == ask->layers &&
@@ -37,7 +37,7 @@ static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *as
 
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
 {
-    kvs_expire_key(store, &ask->key, ask->kind);
+    kvs_expire_key(store, &ask->key, kvs_realm(ask->tenant, ask->kind));
     as_status_t status = compare(store, ask);
     if (status != AS_ERR_CONFLICT) {
         return status;

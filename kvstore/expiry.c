@@ -47,19 +47,19 @@ static bool is_over(const kvs_store_t *store, const kvs_spec_t *spec)
 static void expire(kvs_store_t *store, const kvs_spec_t *spec)
 {
     as_key_t key = spec->key;
-    uint32_t kind = spec->kind;
-    kvs_tier_remove(store, &key, kind); // first: leaving RAM is told then
-    kvs_block_t *block = kvs_index_find(store->index, &key, kind);
+    kvs_realm_t realm = kvs_realm_of(spec);
+    kvs_tier_remove(store, &key, realm); // first: leaving RAM is told then
+    kvs_block_t *block = kvs_index_find(store->index, &key, realm);
     if (block) {
         kvs_index_doom(store->index, block);
     }
     kvs_count(&store->counted.expired, KVS_METRIC_EVICTIONS_TTL, 1);
 }
 
-void kvs_expire_key(kvs_store_t *store, const as_key_t *key, uint32_t kind)
+void kvs_expire_key(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
-    const kvs_block_t *block = kvs_index_find(store->index, key, kind);
-    const kvs_spec_t *spec = block ? &block->spec : kvs_tier_find(store, key, kind);
+    const kvs_block_t *block = kvs_index_find(store->index, key, realm);
+    const kvs_spec_t *spec = block ? &block->spec : kvs_tier_find(store, key, realm);
     if (spec && is_over(store, spec)) {
         expire(store, spec);
     }

@@ -10,7 +10,7 @@
 
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name;
-    const char *disk;
+    const char *disk, *cluster_key;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
     int64_t pin_max, quota_bytes;
@@ -60,6 +60,9 @@ static const as_option_t table[] = {
     ROW("scrub-rate", BYTES, scrub_rate, "32MiB", "BYTES",
         "blocks checked in the background, per second; 0 is none unless `assay scrub` asks",
         .min = 0, .max = 1e12),
+    ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
+        "keys of the cluster (`assay token key`): admit only who has a token, and keep tenants "
+        "apart; read again when it changes; without it everybody may read and write everything"),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
     AS_DAEMON_OPTIONS(common),
 };
@@ -107,6 +110,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.data_address = values.data_address;
     flags_p->store.incarnation = (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
     flags_p->store.ram_bytes = (size_t)values.ram_bytes;
+    flags_p->store.cluster_key = values.cluster_key;
     flags_p->store.disk_directory = values.disk;
     flags_p->store.disk_bytes = (uint64_t)values.disk_bytes;
     flags_p->store.disk_queue_bytes = (uint64_t)values.disk_queue_bytes;

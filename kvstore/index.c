@@ -40,13 +40,13 @@ struct kvs_index {
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
     uint32_t mortals;
-    kvs_event_fn listener;
+    kvs_index_event_fn listener;
     void *listener_ctx;
 };
 
-static uint32_t bucket_of(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+static uint32_t bucket_of(const kvs_index_t *index, const as_key_t *key, kvs_realm_t realm)
 {
-    return (uint32_t)(as_key_hash(key) ^ (uint64_t)kind * 0x9e3779b9u) & index->mask;
+    return (uint32_t)kvs_realm_hash(realm, key) & index->mask;
 }
 
 static kvs_block_t *at(const kvs_index_t *index, uint32_t id)
@@ -118,7 +118,7 @@ void kvs_index_free(kvs_index_t *index)
     index_free(index);
 }
 
-void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx)
+void kvs_index_set_listener(kvs_index_t *index, kvs_index_event_fn fn, void *ctx)
 {
     index->listener = fn;
     index->listener_ctx = ctx;
@@ -127,25 +127,25 @@ void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx)
 static void tell(const kvs_index_t *index, kvs_event_t event, const kvs_block_t *block)
 {
     if (index->listener && block->spec.kind == AS_WIRE_FULL) {
-        index->listener(index->listener_ctx, event, &block->spec.key);
+        index->listener(index->listener_ctx, event, &block->spec);
     }
 }
 
 // ---- finding
 
-static kvs_block_t *find_any(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+static kvs_block_t *find_any(const kvs_index_t *index, const as_key_t *key, kvs_realm_t realm)
 {
-    uint32_t id = index->by_key[bucket_of(index, key, kind)];
-    while (id != NONE &&
-           (at(index, id)->spec.kind != kind || !as_key_equal(&at(index, id)->spec.key, key))) {
+    uint32_t id = index->by_key[bucket_of(index, key, realm)];
+    while (id != NONE && (kvs_realm_of(&at(index, id)->spec) != realm ||
+                          !as_key_equal(&at(index, id)->spec.key, key))) {
         id = at(index, id)->key_next;
     }
     return id == NONE ? NULL : at(index, id);
 }
 
-kvs_block_t *kvs_index_find(const kvs_index_t *index, const as_key_t *key, uint32_t kind)
+kvs_block_t *kvs_index_find(const kvs_index_t *index, const as_key_t *key, kvs_realm_t realm)
 {
-    kvs_block_t *block = find_any(index, key, kind);
+    kvs_block_t *block = find_any(index, key, realm);
     return block && block->state == KVS_SEALED ? block : NULL;
 }
 
@@ -208,7 +208,7 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
 {
     AS_ASSERT(spec->layers > 0 && spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
               (uint64_t)spec->layers * spec->extent_bytes <= UINT32_MAX);
-    if (find_any(index, &spec->key, spec->kind)) {
+    if (find_any(index, &spec->key, kvs_realm_of(spec))) {
         return AS_ERR_EXISTS;
     }
     if (index->unused == NONE) {
@@ -223,8 +223,9 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
         return AS_ERR_BUSY;
     }
     uint32_t account;
-    as_status_t status = kvs_account_charge(index->accounts, &spec->namespace_key,
-                                            kvs_pool_used(pool) - used, &account);
+    as_status_t status =
+        kvs_account_charge(index->accounts, &(kvs_owner_t){spec->namespace_key, spec->tenant},
+                           kvs_pool_used(pool) - used, &account);
     if (status != AS_OK) {
         kvs_pool_give(pool, run);
         return status;
@@ -233,7 +234,7 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec, kvs_bl
     kvs_block_t *block = at(index, id);
     AS_ASSERT(block->state == KVS_ABSENT);
     index->unused = block->key_next;
-    uint32_t *bucket = &index->by_key[bucket_of(index, &spec->key, spec->kind)];
+    uint32_t *bucket = &index->by_key[bucket_of(index, &spec->key, kvs_realm_of(spec))];
     *block = (kvs_block_t){.spec = *spec,
                            .grain = (uint32_t)(offset / KVS_POOL_GRAIN_BYTES),
                            .bytes = (uint32_t)bytes,
@@ -268,7 +269,8 @@ static void children_insert(kvs_index_t *index, kvs_block_t *block)
         return;
     }
     uint32_t id = kvs_index_id(index, block);
-    uint32_t *bucket = &index->by_parent[bucket_of(index, &block->spec.parent, block->spec.kind)];
+    uint32_t *bucket =
+        &index->by_parent[bucket_of(index, &block->spec.parent, kvs_realm_of(&block->spec))];
     block->child_prev = NONE;
     block->child_next = *bucket;
     if (*bucket != NONE) {
@@ -288,7 +290,7 @@ static void children_remove(kvs_index_t *index, kvs_block_t *block)
     if (block->child_prev != NONE) {
         at(index, block->child_prev)->child_next = block->child_next;
     } else {
-        index->by_parent[bucket_of(index, &block->spec.parent, block->spec.kind)] =
+        index->by_parent[bucket_of(index, &block->spec.parent, kvs_realm_of(&block->spec))] =
             block->child_next;
     }
 }
@@ -354,13 +356,23 @@ static void own_remove(kvs_index_t *index, kvs_block_t *block)
     account->sealed--;
 }
 
+// By which its ghost is remembered: another one for each tenant.
+static as_key_t ghost_of(const kvs_block_t *block)
+{
+    as_key_t key = block->spec.key;
+    uint64_t hash = kvs_realm_hash(kvs_realm(block->spec.tenant, 0), &key);
+    memcpy(key.bytes, &hash, sizeof(hash));
+    return key;
+}
+
 void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
 {
     AS_ASSERT(block->state == KVS_FILLING && block->pins == 0);
     set_state(index, block, KVS_SEALED);
     block->sealed_us = now_us;
+    as_key_t ghost = ghost_of(block);
     children_insert(index, block);
-    order_insert(index, block, kvs_ghosts_admit(index->ghosts, &block->spec.key), true);
+    order_insert(index, block, kvs_ghosts_admit(index->ghosts, &ghost), true);
     own_insert(index, block, true);
     tell(index, KVS_BLOCK_ADDED, block);
 }
@@ -368,7 +380,7 @@ void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
 static void key_remove(kvs_index_t *index, kvs_block_t *block)
 {
     uint32_t id = kvs_index_id(index, block);
-    uint32_t *link = &index->by_key[bucket_of(index, &block->spec.key, block->spec.kind)];
+    uint32_t *link = &index->by_key[bucket_of(index, &block->spec.key, kvs_realm_of(&block->spec))];
     while (*link != id) {
         AS_ASSERT(*link != NONE);
         link = &at(index, *link)->key_next;
@@ -517,7 +529,8 @@ void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t q
 void kvs_index_evict(kvs_index_t *index, kvs_block_t *block)
 {
     AS_ASSERT(block->state == KVS_SEALED);
-    kvs_ghosts_add(index->ghosts, &block->spec.key, block->queue, index->counts[KVS_SEALED]);
+    as_key_t ghost = ghost_of(block);
+    kvs_ghosts_add(index->ghosts, &ghost, block->queue, index->counts[KVS_SEALED]);
     kvs_index_doom(index, block);
 }
 
@@ -534,8 +547,9 @@ void kvs_index_cool(kvs_block_t *block)
 
 kvs_block_t *kvs_index_child(const kvs_index_t *index, const kvs_block_t *parent)
 {
-    uint32_t id = index->by_parent[bucket_of(index, &parent->spec.key, parent->spec.kind)];
-    while (id != NONE && (at(index, id)->spec.kind != parent->spec.kind ||
+    uint32_t id =
+        index->by_parent[bucket_of(index, &parent->spec.key, kvs_realm_of(&parent->spec))];
+    while (id != NONE && (kvs_realm_of(&at(index, id)->spec) != kvs_realm_of(&parent->spec) ||
                           !as_key_equal(&at(index, id)->spec.parent, &parent->spec.key))) {
         id = at(index, id)->child_next;
     }

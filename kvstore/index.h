@@ -18,11 +18,33 @@ typedef enum kvs_state { KVS_ABSENT, KVS_RESERVED, KVS_FILLING, KVS_SEALED, KVS_
 // What a block is, as its writer says.
 typedef struct kvs_spec {
     as_key_t key, parent, namespace_key;
-    uint32_t kind; // as_wire_kind_t
-    uint32_t layers, extent_bytes, tokens;
+    uint16_t kind; // as_wire_kind_t
+    uint16_t tokens;
+    uint32_t tenant; // whose it is (common/token.h)
+    uint32_t layers, extent_bytes;
     uint64_t expires_us; // of the store's clock (expiry.c); 0: never
     uint64_t place;      // as_key_hash of the key that places its run
 } kvs_spec_t;
+
+// Where a key means one block: blocks of two tenants, or of two kinds, may have the same key.
+typedef uint64_t kvs_realm_t;
+
+static inline kvs_realm_t kvs_realm(uint32_t tenant, uint32_t kind)
+{
+    return (uint64_t)tenant << 8 | kind;
+}
+
+static inline kvs_realm_t kvs_realm_of(const kvs_spec_t *spec)
+{
+    return kvs_realm(spec->tenant, spec->kind);
+}
+
+// For tables: spreads over all 64 bits.
+static inline uint64_t kvs_realm_hash(kvs_realm_t realm, const as_key_t *key)
+{
+    uint64_t mixed = realm * 0x9e3779b97f4a7c15ull;
+    return as_key_hash(key) ^ mixed ^ mixed >> 32;
+}
 
 typedef struct kvs_links {
     uint32_t older, newer;
@@ -61,11 +83,13 @@ typedef struct kvs_index_options {
 as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **index_p) AS_MUST_USE;
 // Every pin and lease must have ended. NULL is fine.
 void kvs_index_free(kvs_index_t *index);
-void kvs_index_set_listener(kvs_index_t *index, kvs_event_fn fn, void *ctx); // hears of full blocks
+// Hears of full blocks.
+typedef void (*kvs_index_event_fn)(void *ctx, kvs_event_t event, const kvs_spec_t *spec);
+void kvs_index_set_listener(kvs_index_t *index, kvs_index_event_fn fn, void *ctx);
 
 // ---- finding
 kvs_block_t *kvs_index_find(const kvs_index_t *index, const as_key_t *key,
-                            uint32_t kind); // SEALED, or NULL
+                            kvs_realm_t realm); // SEALED, or NULL
 uint32_t kvs_index_blocks_max(const kvs_index_t *index);
 kvs_block_t *kvs_index_at(const kvs_index_t *index,
                           uint32_t i); // i below blocks_max; may be ABSENT

@@ -35,6 +35,7 @@
 #include "common/block.h"
 #include "common/net.h"
 #include "common/rpc.h"
+#include "kvstore/account.h"
 
 typedef struct kvs_store kvs_store_t;
 typedef struct kvs_report kvs_report_t;
@@ -66,6 +67,9 @@ typedef struct kvs_store_options {
     uint64_t disk_queue_bytes;       // waiting to be written; beyond it new blocks stay in RAM only
     uint64_t scrub_bytes_per_second; // checked by the scrubber by itself; 0: only when asked
     uint64_t scrub_pause_us;         // between two passes of its own
+    // File of the cluster's keys (common/cluster_key.h), read again when it changes: a connection
+    // needs a token. NULL: everybody may do everything.
+    const char *cluster_key;
 } kvs_store_options_t;
 
 typedef struct kvs_stat {
@@ -89,6 +93,7 @@ typedef struct kvs_stat {
     bool disk_read_only;
     uint64_t checksum_failures; // commits refused
     uint64_t conflicts;         // puts of a key that is there with other bytes
+    uint64_t denied;            // connections and questions, for their token
     uint64_t connections;
     uint64_t scrub_passes, scrub_bytes;
     uint64_t scrub_bad_ram, scrub_bad_disk; // blocks that the scrubber found and dropped
@@ -109,7 +114,7 @@ typedef struct kvs_scrub_stat {
 
 #define KVS_SCRUB_RATE_USUAL (32u << 20) // bytes per second
 
-// What became of a block: for the scheduler's directory.
+// What became of a block: for the scheduler's directory, by the key that it has there (as_key_scope).
 typedef enum kvs_event { KVS_BLOCK_ADDED, KVS_BLOCK_REMOVED } kvs_event_t;
 typedef void (*kvs_event_fn)(void *ctx, kvs_event_t event, const as_key_t *key);
 
@@ -126,20 +131,21 @@ void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p);
 // back into it.
 void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);
 // Forgets one block (false: there is none), or all; returns how many.
-bool kvs_store_drop(kvs_store_t *store, const as_key_t *key);
+bool kvs_store_drop(kvs_store_t *store, const as_key_t *key, uint32_t tenant);
 uint64_t kvs_store_drop_all(kvs_store_t *store);
 // Forgets all blocks of a namespace, in RAM and on disk; returns how many. One that is being written
 // now comes all the same.
-uint64_t kvs_store_purge(kvs_store_t *store, const as_key_t *owner);
+uint64_t kvs_store_purge(kvs_store_t *store, const kvs_owner_t *owner);
 
 // An operator's pin. HARD: never evicted. SOFT: evicted after everything that has none.
 typedef enum kvs_guard { KVS_GUARD_NONE, KVS_GUARD_SOFT, KVS_GUARD_HARD } kvs_guard_t;
 // Pins a block in RAM, or takes its pin away; until the store ends. AS_ERR_NOT_FOUND; AS_ERR_LIMIT:
 // hard pins have their share of the pool.
-as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, kvs_guard_t guard) AS_MUST_USE;
+as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, uint32_t tenant,
+                          kvs_guard_t guard) AS_MUST_USE;
 uint64_t kvs_store_unpin_all(kvs_store_t *store); // returns how many
 // What a namespace may have of the pool; SIZE_MAX: the default again. AS_ERR_BUSY: too many owners.
-as_status_t kvs_store_set_quota(kvs_store_t *store, const as_key_t *owner,
+as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner,
                                 size_t bytes) AS_MUST_USE;
 // Begins a pass over all blocks now, from the start; at 0 bytes per second at the usual rate.
 void kvs_store_scrub(kvs_store_t *store, uint64_t bytes_per_second);

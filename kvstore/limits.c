@@ -45,7 +45,8 @@ void kvs_quota_on_evict(void *ctx)
 as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec)
 {
     const kvs_accounts_t *accounts = kvs_index_accounts(store->index);
-    uint32_t account = kvs_account_find(accounts, &spec->namespace_key);
+    uint32_t account =
+        kvs_account_find(accounts, &(kvs_owner_t){spec->namespace_key, spec->tenant});
     size_t quota = kvs_quota_of(accounts, account), bytes = kvs_image_bytes(spec);
     if (quota == KVS_QUOTA_NONE) {
         return AS_OK;
@@ -72,7 +73,7 @@ void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block)
     }
 }
 
-as_status_t kvs_store_set_quota(kvs_store_t *store, const as_key_t *owner, size_t bytes)
+as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner, size_t bytes)
 {
     kvs_accounts_t *accounts = kvs_index_accounts(store->index);
     as_status_t status = kvs_quota_set(accounts, owner, bytes);
@@ -99,11 +100,12 @@ static as_status_t pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard
     return AS_OK;
 }
 
-as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, kvs_guard_t guard)
+as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, uint32_t tenant,
+                          kvs_guard_t guard)
 {
     as_status_t status = AS_ERR_NOT_FOUND;
     for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
-        kvs_block_t *block = kvs_index_find(store->index, key, kind);
+        kvs_block_t *block = kvs_index_find(store->index, key, kvs_realm(tenant, kind));
         if (block) {
             as_status_t one = pin(store, block, guard);
             status = status == AS_ERR_LIMIT ? status : one;
@@ -127,15 +129,17 @@ uint64_t kvs_store_unpin_all(kvs_store_t *store)
 
 // ---- purging
 
-uint64_t kvs_store_purge(kvs_store_t *store, const as_key_t *owner)
+uint64_t kvs_store_purge(kvs_store_t *store, const kvs_owner_t *owner)
 {
     uint64_t dropped = 0;
     uint32_t cursor = 0;
     for (const kvs_spec_t *at; (at = kvs_tier_next(store, &cursor)) != NULL;) {
         kvs_spec_t spec = *at;
-        if (as_key_equal(&spec.namespace_key, owner)) { // first: leaving RAM is told then
-            bool in_ram = kvs_index_find(store->index, &spec.key, spec.kind) != NULL;
-            dropped += kvs_tier_remove(store, &spec.key, spec.kind) && !in_ram;
+        if (spec.tenant == owner->tenant &&
+            as_key_equal(&spec.namespace_key,
+                         &owner->namespace_key)) { // first: leaving RAM is told then
+            bool in_ram = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec)) != NULL;
+            dropped += kvs_tier_remove(store, &spec.key, kvs_realm_of(&spec)) && !in_ram;
         }
     }
     kvs_accounts_t *accounts = kvs_index_accounts(store->index);
@@ -146,7 +150,8 @@ uint64_t kvs_store_purge(kvs_store_t *store, const as_key_t *owner)
         if (!block) {
             break;
         }
-        kvs_tier_remove(store, &block->spec.key, block->spec.kind); // also on its way there
+        kvs_tier_remove(store, &block->spec.key,
+                        kvs_realm_of(&block->spec)); // also on its way there
         kvs_index_doom(store->index, block);
         dropped++;
     }

@@ -18,6 +18,13 @@
         .type = AS_METRIC_COUNTER, .label = "reason=\"" reason_ "\""                               \
     }
 
+#define DENIED(reason_)                                                                            \
+    {                                                                                              \
+        .name = "assay_kvstore_denied_total",                                                      \
+        .help = "Connections and questions that were denied, by what was wrong with the token",    \
+        .type = AS_METRIC_COUNTER, .label = "reason=\"" reason_ "\""                               \
+    }
+
 as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_HITS] = COUNTER("hit_blocks_total", "Blocks that were located"),
     [KVS_METRIC_MISSES] =
@@ -38,6 +45,11 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
                 "Commits refused, since the bytes were not what was promised"),
     [KVS_METRIC_CONFLICTS] =
         COUNTER("put_conflicts_total", "Puts refused, since the key is there with other bytes"),
+    [KVS_METRIC_DENIED_TOKEN] = DENIED("missing or malformed"),
+    [KVS_METRIC_DENIED_KEY] = DENIED("unknown key"),
+    [KVS_METRIC_DENIED_FORGED] = DENIED("forged"),
+    [KVS_METRIC_DENIED_EXPIRED] = DENIED("expired"),
+    [KVS_METRIC_DENIED_RIGHT] = DENIED("right"),
     [KVS_METRIC_BUSY] = COUNTER("busy_total", "Requests refused, since a pool or queue was full"),
     [KVS_METRIC_PROTOCOL_ERRORS] =
         COUNTER("protocol_errors_total", "Connections closed for breaking the protocol"),

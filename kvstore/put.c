@@ -272,7 +272,7 @@ void kvs_puts_end_conn(kvs_conn_t *conn)
 
 static as_status_t reserve_check(const as_wire_reserve_t *ask)
 {
-    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0 || ask->reserved != 0) {
+    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0) {
         return AS_ERR_INVALID;
     }
     if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
@@ -293,10 +293,11 @@ static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask
     return (kvs_spec_t){.key = ask->key,
                         .parent = ask->parent,
                         .namespace_key = ask->namespace_key,
-                        .kind = ask->kind,
+                        .kind = (uint16_t)ask->kind,
+                        .tenant = ask->tenant,
                         .layers = ask->layers,
                         .extent_bytes = ask->extent_bytes,
-                        .tokens = ask->tokens,
+                        .tokens = (uint16_t)ask->tokens,
                         .expires_us = kvs_expiry_at(store, ask->ttl_ms),
                         .place = ask->place};
 }
@@ -386,7 +387,8 @@ bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *d
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
         const put_t *put = &puts->slots[slot];
         left -= put->state != FREE;
-        if (put->state != FREE && put->block && put->block->spec.kind == spec->kind &&
+        if (put->state != FREE && put->block &&
+            kvs_realm_of(&put->block->spec) == kvs_realm_of(spec) &&
             as_key_equal(&put->block->spec.key, &spec->key)) {
             *digest_p = put->digest;
             return true;

@@ -82,6 +82,13 @@ static void batch_add(batch_t *batch, const as_key_t *key, uint8_t op)
     batch->ops[batch->count++] = op;
 }
 
+static void batch_add_block(batch_t *batch, const kvs_spec_t *spec)
+{
+    as_key_t key;
+    as_key_scope(&spec->key, spec->tenant, &key);
+    batch_add(batch, &key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
+}
+
 // False: there is nothing to tell.
 static bool batch_make(kvs_report_t *report)
 {
@@ -107,14 +114,14 @@ static bool batch_make(kvs_report_t *report)
          report->cursor++) {
         const kvs_block_t *block = kvs_index_at(index, report->cursor);
         if (block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL) {
-            batch_add(batch, &block->spec.key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
+            batch_add_block(batch, &block->spec);
         }
     }
     const kvs_spec_t *spec = NULL;
     while (report->listing && report->cursor == blocks_max && batch->count < BATCH_MAX &&
            (spec = kvs_tier_next(report->options.store, &report->disk_cursor)) != NULL) {
-        if (spec->kind == AS_WIRE_FULL && !kvs_index_find(index, &spec->key, spec->kind)) {
-            batch_add(batch, &spec->key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
+        if (spec->kind == AS_WIRE_FULL && !kvs_index_find(index, &spec->key, kvs_realm_of(spec))) {
+            batch_add_block(batch, spec);
         }
     }
     if (report->listing && report->cursor == blocks_max && !spec && batch->count < BATCH_MAX) {

@@ -185,7 +185,7 @@ static void disk_bad(kvs_scrub_t *scrub)
                       "dropped; look at the disk's own health (smartctl)");
     scrub->stat.bad_disk_blocks++;
     kvs_count(&store->counted.scrub_bad_disk, KVS_METRIC_SCRUB_BAD_DISK, 1);
-    kvs_block_t *block = kvs_index_find(store->index, &spec->key, spec->kind);
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
     if (block) {
         kvs_tier_write_behind(store, block);
     }

@@ -31,6 +31,7 @@ static void on_accept(void *ctx, as_conn_t *net_conn)
     }
     conn->store = store;
     conn->net = net_conn;
+    conn->accepted_us = as_loop_now_us(store->options.loop);
     conn->leases.first = KVS_LEASE_NONE;
     conn->first_reservation = UINT32_MAX;
     conn->next = store->conns;
@@ -133,6 +134,17 @@ static void on_hello_answered(void *ctx, as_status_t status)
     kvs_conn_drop(conn);
 }
 
+// A peer that is denied learns nothing of the store; it is closed when it does not go by itself.
+static void deny_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
+{
+    const as_wire_hello_reply_t reply = {
+        .head = as_wire_head(AS_WIRE_HELLO_REPLY, ask->head.request), .status = AS_WIRE_DENIED};
+    conn->greeted = false;
+    kvs_lease_end_owner(conn->store->leases, &conn->leases);
+    kvs_puts_end_conn(conn);
+    kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
 static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
 {
     kvs_store_t *store = conn->store;
@@ -151,7 +163,20 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
         kvs_conn_offend(conn, "an unknown role");
         return;
     }
+    as_status_t admitted = kvs_admit_hello(conn, ask);
+    if (admitted == AS_ERR_DENIED) {
+        deny_hello(conn, ask);
+        return;
+    }
+    if (admitted != AS_OK) {
+        kvs_conn_offend(conn, "a HELLO that cannot be");
+        return;
+    }
     conn->greeted = true;
+    if (!(conn->rights & AS_TOKEN_DIRECT)) {
+        kvs_conn_reply(conn, &reply, sizeof(reply)); // without a key: messages only
+        return;
+    }
     hello_answer_t *answer = as_mem_alloc(sizeof(*answer));
     size_t rkey_bytes = 0;
     if (!answer || as_net_mem_pack(store->mem, answer->rkey, &rkey_bytes) != AS_OK ||
@@ -210,9 +235,10 @@ static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wi
     kvs_conn_t *conn = locate->conn;
     kvs_store_t *store = conn->store;
     uint32_t hits = 0;
+    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
-        kvs_expire_key(store, &locate->keys[i], locate->header.kind);
-        blocks[i] = kvs_index_find(store->index, &locate->keys[i], locate->header.kind);
+        kvs_expire_key(store, &locate->keys[i], realm);
+        blocks[i] = kvs_index_find(store->index, &locate->keys[i], realm);
         hits += blocks[i] != NULL;
     }
     kvs_count(&store->counted.hits, KVS_METRIC_HITS, hits);
@@ -321,11 +347,17 @@ static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_m
         kvs_conn_offend(conn, "a malformed LOCATE");
         return;
     }
+    uint32_t tenant;
+    if (!kvs_admit_tenant(conn, ask->tenant, &tenant)) {
+        kvs_conn_offend(conn, "a LOCATE in the name of a tenant");
+        return;
+    }
     kvs_locate_t *locate = store->locates_unused;
     if (locate) {
         store->locates_unused = locate->next;
         locate->conn = conn;
         locate->header = *ask;
+        locate->header.tenant = tenant;
         kvs_conn_hold(conn);
         if (as_net_msg_recv(msg, locate->keys, on_locate_keys, locate) == AS_OK) {
             return;
@@ -338,7 +370,43 @@ static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_m
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
+static void serve_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
+{
+    as_wire_reserve_t of_tenant = *ask;
+    if (kvs_admit_tenant(conn, ask->tenant, &of_tenant.tenant)) {
+        kvs_put_reserve(conn, &of_tenant);
+    } else {
+        kvs_conn_offend(conn, "a RESERVE in the name of a tenant");
+    }
+}
+
 // ---- messages
+
+// Whether its token allows a question of this type; else it was answered.
+static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
+{
+    static const uint32_t rights[AS_WIRE_TYPE_COUNT] = {
+        [AS_WIRE_LOCATE] = AS_TOKEN_READ,   [AS_WIRE_READ] = AS_TOKEN_READ,
+        [AS_WIRE_RESERVE] = AS_TOKEN_WRITE, [AS_WIRE_WRITE] = AS_TOKEN_WRITE,
+        [AS_WIRE_COMMIT] = AS_TOKEN_WRITE,
+    };
+    as_status_t status = kvs_admit_ask(conn, rights[head->type]);
+    if (status != AS_ERR_DENIED) {
+        return status == AS_OK;
+    }
+    if (head->type == AS_WIRE_LOCATE) {
+        const as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, head->request),
+                                         .status = AS_WIRE_DENIED};
+        kvs_conn_reply(conn, &reply, sizeof(reply));
+    } else if (head->type == AS_WIRE_RESERVE) {
+        const as_wire_reserved_t reply = {.head = as_wire_head(AS_WIRE_RESERVED, head->request),
+                                          .status = AS_WIRE_DENIED};
+        kvs_conn_reply(conn, &reply, sizeof(reply));
+    } else { // no right to have asked for the lease or the ticket that it names
+        kvs_conn_offend(conn, "what its token does not allow");
+    }
+    return false;
+}
 
 static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
 {
@@ -356,6 +424,9 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         kvs_conn_offend(conn, "something before HELLO");
         return;
     }
+    if (type != AS_WIRE_HELLO && !may_ask(conn, msg->header)) {
+        return;
+    }
     switch (type) {
     case AS_WIRE_HELLO:
         serve_hello(conn, msg->header);
@@ -371,7 +442,7 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
                       ((const as_wire_release_t *)msg->header)->lease_id);
         break;
     case AS_WIRE_RESERVE:
-        kvs_put_reserve(conn, msg->header);
+        serve_reserve(conn, msg->header);
         break;
     case AS_WIRE_WRITE:
         kvs_put_write(conn, msg->header, msg);

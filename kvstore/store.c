@@ -251,6 +251,9 @@ static as_status_t store_fill(kvs_store_t *store)
     if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
+    if (status == AS_OK) {
+        status = kvs_admit_alloc(store);
+    }
     return status;
 }
 
@@ -311,6 +314,7 @@ void kvs_store_free(kvs_store_t *store)
     as_loop_unpost(store->options.loop, &store->evict);
     as_loop_unpost(store->options.loop, &store->quota_evict);
     kvs_admin_free(store);
+    kvs_admit_free(store);
     kvs_puts_free(store->puts);
     kvs_leases_free(store->leases);
     kvs_index_free(store->index);
@@ -362,12 +366,13 @@ void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx)
     store->listener_ctx = ctx;
 }
 
-bool kvs_store_drop(kvs_store_t *store, const as_key_t *key)
+bool kvs_store_drop(kvs_store_t *store, const as_key_t *key, uint32_t tenant)
 {
     bool any = false;
     for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
-        any |= kvs_tier_remove(store, key, kind); // first: leaving RAM is told then
-        kvs_block_t *block = kvs_index_find(store->index, key, kind);
+        any |=
+            kvs_tier_remove(store, key, kvs_realm(tenant, kind)); // first: leaving RAM is told then
+        kvs_block_t *block = kvs_index_find(store->index, key, kvs_realm(tenant, kind));
         if (block) {
             kvs_index_doom(store->index, block);
             any = true;
@@ -383,7 +388,8 @@ uint64_t kvs_store_drop_all(kvs_store_t *store)
     for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
         kvs_block_t *block;
         while ((block = kvs_index_oldest(store->index, queue)) != NULL) {
-            kvs_tier_remove(store, &block->spec.key, block->spec.kind); // also on its way there
+            kvs_tier_remove(store, &block->spec.key,
+                            kvs_realm_of(&block->spec)); // also on its way there
             kvs_index_doom(store->index, block);
             dropped++;
         }

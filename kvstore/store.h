@@ -40,6 +40,11 @@ typedef enum kvs_metric {
     KVS_METRIC_HARD_BYTES,
     KVS_METRIC_CHECKSUM_FAILURES,
     KVS_METRIC_CONFLICTS,
+    KVS_METRIC_DENIED_TOKEN,
+    KVS_METRIC_DENIED_KEY,
+    KVS_METRIC_DENIED_FORGED,
+    KVS_METRIC_DENIED_EXPIRED,
+    KVS_METRIC_DENIED_RIGHT,
     KVS_METRIC_BUSY,
     KVS_METRIC_PROTOCOL_ERRORS,
     KVS_METRIC_BLOCKS,
@@ -74,7 +79,10 @@ typedef struct kvs_conn {
     kvs_store_t *store;
     as_conn_t *net; // NULL once closed
     struct kvs_conn *prev, *next;
-    bool greeted;   // HELLO came
+    bool greeted; // HELLO came, and it was admitted
+    // of its token (admit.c)
+    uint32_t tenant, rights, key_id;
+    uint64_t until_us, accepted_us;
     uint32_t ops;   // callbacks that will still come with this connection
     uint32_t reads; // answers to READ being sent
     kvs_lease_owner_t leases;
@@ -95,6 +103,7 @@ typedef struct kvs_locate {
 typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
 typedef struct kvs_scrub kvs_scrub_t;
+typedef struct kvs_admit kvs_admit_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -110,6 +119,7 @@ struct kvs_store {
     kvs_puts_t *puts;
     kvs_tier_t *tier; // NULL: RAM only
     kvs_scrub_t *scrub;
+    kvs_admit_t *admit; // NULL: everybody is admitted
     kvs_event_fn listener;
     void *listener_ctx;
     as_pool_t *reads;
@@ -141,6 +151,18 @@ static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t am
     *counter += amount;
     as_metric_add(&kvs_metrics[metric], (int64_t)amount);
 }
+
+// admit.c: who may do what.
+as_status_t kvs_admit_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_admit_free(kvs_store_t *store);
+// AS_ERR_DENIED: its token does not do, which was counted and logged. AS_ERR_INVALID: the protocol
+// forbids it.
+as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello) AS_MUST_USE;
+// Whether its token still holds and has all these rights. AS_ERR_DENIED: it has not;
+// AS_ERR_PEER_LOST: it no longer holds, the connection is closed and may be gone.
+as_status_t kvs_admit_ask(kvs_conn_t *conn, uint32_t rights) AS_MUST_USE;
+// Whose blocks a question is about, which names `named`. False: it may not name one.
+bool kvs_admit_tenant(const kvs_conn_t *conn, uint32_t named, uint32_t *tenant_p);
 
 // serve.c: connections and what reads.
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);
@@ -186,7 +208,7 @@ void kvs_expiry_init(kvs_store_t *store);
 uint64_t kvs_expiry_at(const kvs_store_t *store, uint32_t ttl_ms); // 0 is never
 uint64_t kvs_expiry_left_us(const kvs_store_t *store, const kvs_spec_t *spec);
 // Drops the block where its time is over: before anybody looks for it.
-void kvs_expire_key(kvs_store_t *store, const as_key_t *key, uint32_t kind);
+void kvs_expire_key(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm);
 bool kvs_expire_some(kvs_store_t *store); // a step of the walk; whether any block expires
 
 // tier.c: between RAM and disk.
@@ -194,7 +216,7 @@ struct kvs_disk_stat;
 typedef void (*kvs_tier_done_fn)(void *ctx, as_status_t status);
 as_status_t kvs_tier_alloc(kvs_store_t *store) AS_MUST_USE; // none without a directory
 void kvs_tier_free(kvs_store_t *store);
-void kvs_tier_on_index_event(void *store, kvs_event_t event, const as_key_t *key);
+void kvs_tier_on_index_event(void *store, kvs_event_t event, const kvs_spec_t *spec);
 void kvs_tier_write_behind(kvs_store_t *store, kvs_block_t *block);
 // `done` once a power cut can no longer lose the block. AS_ERR_EXISTS: it cannot now;
 // AS_ERR_UNSUPPORTED: there is no disk.
@@ -207,12 +229,12 @@ bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t 
 // Brings what a LOCATE asks for and disk has. True: kvs_locate_answer is called when it is here.
 bool kvs_tier_wait(kvs_locate_t *locate);
 void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer
-bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind);
+bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm);
 uint64_t kvs_tier_remove_all(kvs_store_t *store);
 // `done` once what was removed until now cannot be there again. AS_ERR_UNSUPPORTED: there is no disk.
 as_status_t kvs_tier_settle(kvs_store_t *store, kvs_tier_done_fn done, void *ctx) AS_MUST_USE;
 // On disk, or NULL. Valid until the disk is asked anything else.
-const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind);
+const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, kvs_realm_t realm);
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
 void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p);
 struct kvs_disk *kvs_tier_disk(const kvs_store_t *store); // NULL: RAM only

@@ -41,34 +41,36 @@ struct kvs_tier {
 
 // ---- events
 
-static void tell(kvs_store_t *store, kvs_event_t event, const as_key_t *key)
+static void tell(kvs_store_t *store, kvs_event_t event, const kvs_spec_t *spec)
 {
     if (store->listener) {
-        store->listener(store->listener_ctx, event, key);
+        as_key_t key;
+        as_key_scope(&spec->key, spec->tenant, &key);
+        store->listener(store->listener_ctx, event, &key);
     }
 }
 
-static bool on_disk(const kvs_store_t *store, const as_key_t *key, uint32_t kind)
+static bool on_disk(const kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
-    return store->tier && kvs_disk_find(store->tier->disk, key, kind);
+    return store->tier && kvs_disk_find(store->tier->disk, key, realm);
 }
 
 // The index hears of RAM only; the scheduler wants to know what the node has.
-void kvs_tier_on_index_event(void *ctx, kvs_event_t event, const as_key_t *key)
+void kvs_tier_on_index_event(void *ctx, kvs_event_t event, const kvs_spec_t *spec)
 {
     kvs_store_t *store = ctx;
-    if (!on_disk(store, key, AS_WIRE_FULL)) {
-        tell(store, event, key);
+    if (!on_disk(store, &spec->key, kvs_realm_of(spec))) {
+        tell(store, event, spec);
     }
 }
 
 static void on_gone(void *ctx, const kvs_spec_t *spec)
 {
     kvs_store_t *store = ctx;
-    kvs_block_t *block = kvs_index_find(store->index, &spec->key, spec->kind);
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
     if (!block) {
         if (spec->kind == AS_WIRE_FULL) {
-            tell(store, KVS_BLOCK_REMOVED, &spec->key);
+            tell(store, KVS_BLOCK_REMOVED, spec);
         }
     } else if (block->heat > 0 || block->guard) { // its second chance on disk
         kvs_tier_write_behind(store, block);
@@ -140,14 +142,15 @@ as_status_t kvs_tier_affirm(kvs_store_t *store, const kvs_spec_t *spec, kvs_tier
     if (!store->tier) {
         return AS_ERR_UNSUPPORTED;
     }
-    kvs_block_t *block = kvs_index_find(store->index, &spec->key, spec->kind);
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
     return block ? kvs_tier_write_durable(store, block, done, ctx)
                  : kvs_disk_sync(store->tier->disk, spec, done, ctx);
 }
 
 bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t *digest_p)
 {
-    return store->tier && kvs_disk_digest(store->tier->disk, &spec->key, spec->kind, digest_p);
+    return store->tier &&
+           kvs_disk_digest(store->tier->disk, &spec->key, kvs_realm_of(spec), digest_p);
 }
 
 // ---- promotion
@@ -189,11 +192,11 @@ static void on_promoted(void *ctx, as_status_t status)
     }
 }
 
-static promotion_t *promotion_of(const kvs_tier_t *tier, const as_key_t *key, uint32_t kind)
+static promotion_t *promotion_of(const kvs_tier_t *tier, const as_key_t *key, kvs_realm_t realm)
 {
     for (uint32_t i = 0; i < tier->open_count; i++) {
         const kvs_spec_t *spec = &tier->open[i]->block->spec;
-        if (spec->kind == kind && as_key_equal(&spec->key, key)) {
+        if (kvs_realm_of(spec) == realm && as_key_equal(&spec->key, key)) {
             return tier->open[i];
         }
     }
@@ -238,7 +241,7 @@ static promotion_t *promote(kvs_store_t *store, const kvs_spec_t *found)
 void kvs_tier_restore(kvs_store_t *store, const kvs_spec_t *spec)
 {
     const kvs_spec_t *found =
-        store->tier ? kvs_disk_find(store->tier->disk, &spec->key, spec->kind) : NULL;
+        store->tier ? kvs_disk_find(store->tier->disk, &spec->key, kvs_realm_of(spec)) : NULL;
     promotion_t *promotion = found ? promote(store, found) : NULL;
     if (promotion) { // else it is brought when it is asked for
         promotion->restoring = true;
@@ -253,19 +256,20 @@ struct kvs_disk *kvs_tier_disk(const kvs_store_t *store)
 bool kvs_tier_wait(kvs_locate_t *locate)
 {
     kvs_store_t *store = locate->conn->store;
-    uint32_t slot = (uint32_t)(locate - store->locates), kind = locate->header.kind;
+    uint32_t slot = (uint32_t)(locate - store->locates);
+    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
     locate->promoting = 0;
     if (!store->tier || locate->header.lease_ms == 0) { // without a lease it is only a look
         return false;
     }
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
         const as_key_t *key = &locate->keys[i];
-        kvs_expire_key(store, key, kind);
-        if (kvs_index_find(store->index, key, kind)) {
+        kvs_expire_key(store, key, realm);
+        if (kvs_index_find(store->index, key, realm)) {
             continue;
         }
-        const kvs_spec_t *found = kvs_disk_find(store->tier->disk, key, kind);
-        promotion_t *promotion = promotion_of(store->tier, key, kind);
+        const kvs_spec_t *found = kvs_disk_find(store->tier->disk, key, realm);
+        promotion_t *promotion = promotion_of(store->tier, key, realm);
         if (!promotion && found) {
             promotion = promote(store, found);
         }
@@ -293,16 +297,18 @@ void kvs_tier_give_up(kvs_locate_t *locate)
 
 // ---- the rest
 
-bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, uint32_t kind)
+bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
-    promotion_t *promotion = store->tier ? promotion_of(store->tier, key, kind) : NULL;
+    promotion_t *promotion = store->tier ? promotion_of(store->tier, key, realm) : NULL;
     if (promotion) {
         promotion->unwanted = true;
     }
-    bool told = on_disk(store, key, kind); // what is being written is not
-    bool removed = store->tier && kvs_disk_remove(store->tier->disk, key, kind);
-    if (told && removed && kind == AS_WIRE_FULL && !kvs_index_find(store->index, key, kind)) {
-        tell(store, KVS_BLOCK_REMOVED, key);
+    const kvs_spec_t *found = kvs_tier_find(store, key, realm); // what is being written is not
+    kvs_spec_t spec = found ? *found : (kvs_spec_t){0};
+    bool removed = store->tier && kvs_disk_remove(store->tier->disk, key, realm);
+    if (found && removed && spec.kind == AS_WIRE_FULL &&
+        !kvs_index_find(store->index, key, realm)) {
+        tell(store, KVS_BLOCK_REMOVED, &spec);
     }
     return removed;
 }
@@ -314,8 +320,8 @@ uint64_t kvs_tier_remove_all(kvs_store_t *store)
     uint32_t cursor = 0;
     for (const kvs_spec_t *at; (at = kvs_tier_next(store, &cursor)) != NULL;) {
         kvs_spec_t spec = *at;
-        bool in_ram = kvs_index_find(store->index, &spec.key, spec.kind) != NULL;
-        removed += kvs_tier_remove(store, &spec.key, spec.kind) && !in_ram;
+        bool in_ram = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec)) != NULL;
+        removed += kvs_tier_remove(store, &spec.key, kvs_realm_of(&spec)) && !in_ram;
     }
     return removed;
 }
@@ -325,9 +331,9 @@ as_status_t kvs_tier_settle(kvs_store_t *store, kvs_tier_done_fn done, void *ctx
     return store->tier ? kvs_disk_settle(store->tier->disk, done, ctx) : AS_ERR_UNSUPPORTED;
 }
 
-const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, uint32_t kind)
+const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
-    return store->tier ? kvs_disk_find(store->tier->disk, key, kind) : NULL;
+    return store->tier ? kvs_disk_find(store->tier->disk, key, realm) : NULL;
 }
 
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p)

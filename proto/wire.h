@@ -7,7 +7,7 @@
 // before reading a field, and bounds every count by the limits below before using it.
 //
 //   client -> store                      store -> client
-//   HELLO    who I am                    HELLO_REPLY  who I am, limits + packed remote key
+//   HELLO    who I am, token             HELLO_REPLY  who I am, limits + packed remote key
 //   LOCATE   kind, lease + keys          LOCATED      lease + places + checksums
 //   READ     lease, extents asked for    DATA         status + bytes, for each thing asked
 //   RELEASE  lease                       (no answer)
@@ -19,7 +19,10 @@
 // An answer carries the request number of its question; numbers are the client's own. Each thing
 // asked for by a READ has a number of its own, and its own answer. WRITE and
 // COMMIT may be sent back to back. The first message on a connection is HELLO; anything else ends
-// the connection.
+// the connection. HELLO may come again, with a newer token of the same tenant.
+//
+// What a connection can find and write is its tenant's: other tenants' blocks are not there for it.
+// Only a token with the right "peer" names the tenant of a question; all others leave it 0.
 #ifndef AS_WIRE_H
 #define AS_WIRE_H
 
@@ -29,6 +32,7 @@
 #include <string.h>
 #include "common/block.h"
 #include "common/status.h"
+#include "common/token.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the data plane's headers are little-endian structs"
@@ -103,17 +107,21 @@ _Static_assert(offsetof(as_wire_head_t, request) == 8, "layout on the wire");
 // HELLO
 //     16    16  instance id of the client, random
 //     32     4  role
-//     36     4  0
+//     36     4  bytes of the token: 72, or 0: there is none
+//     40    72  token (common/token.h)
 typedef struct as_wire_hello {
     as_wire_head_t head;
     uint8_t instance_id[16];
     uint32_t role;
-    uint32_t reserved;
+    uint32_t token_bytes;
+    uint8_t token[AS_TOKEN_BYTES];
 } as_wire_hello_t;
-_Static_assert(sizeof(as_wire_hello_t) == 40, "layout on the wire");
+_Static_assert(sizeof(as_wire_hello_t) == 112, "layout on the wire");
 _Static_assert(offsetof(as_wire_hello_t, role) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_hello_t, token) == 40, "layout on the wire");
 
-// HELLO_REPLY; payload: the packed remote key of the pool, which may be empty
+// HELLO_REPLY; payload: the packed remote key of the pool, which may be empty, and is for a token
+// without the right "direct". With another status than OK all that follows is 0.
 //     16     4  status
 //     20     4  bytes of the packed remote key
 //     24     8  node id of the store
@@ -145,13 +153,13 @@ _Static_assert(offsetof(as_wire_hello_reply_t, lease_ms_max) == 56, "layout on t
 //     16     4  number of keys, 1..256
 //     20     4  lease asked for, ms; 0: none, only look
 //     24     4  kind
-//     28     4  0
+//     28     4  tenant, of a peer's question; else 0
 typedef struct as_wire_locate {
     as_wire_head_t head;
     uint32_t key_count;
     uint32_t lease_ms;
     uint32_t kind;
-    uint32_t reserved;
+    uint32_t tenant;
 } as_wire_locate_t;
 _Static_assert(sizeof(as_wire_locate_t) == 32, "layout on the wire");
 _Static_assert(offsetof(as_wire_locate_t, kind) == 24, "layout on the wire");
@@ -257,7 +265,7 @@ _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
 //    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block;
 //               2, copy: from another store, EXISTS also where the block is on disk only
 //    136     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
-//    140     4  0
+//    140     4  tenant, of a peer's block; else 0
 //    144     8  place: the first 8 bytes of the key that places its run (as_key_hash)
 typedef struct as_wire_reserve {
     as_wire_head_t head;
@@ -271,7 +279,7 @@ typedef struct as_wire_reserve {
     uint32_t digest;
     uint32_t flags;
     uint32_t ttl_ms;
-    uint32_t reserved;
+    uint32_t tenant;
     uint64_t place;
 } as_wire_reserve_t;
 _Static_assert(sizeof(as_wire_reserve_t) == 152, "layout on the wire");

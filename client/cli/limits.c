@@ -11,7 +11,14 @@
 
 static const char *scheduler, *run_dir, *namespace_hex;
 static bool soft, all, reset;
-static int64_t quota_bytes;
+static int64_t quota_bytes, tenant;
+
+#define TENANT_OPTION                                                                              \
+    {                                                                                              \
+        .name = "tenant", .type = AS_OPTION_INT, .value = &tenant, .fallback = "0",                \
+        .metavar = "N", .help = "whose blocks, where the stores have tenants", .min = 0,           \
+        .max = 4294967295.0                                                                        \
+    }
 
 static const as_option_t pin_table[] = {
     {.name = "soft",
@@ -19,6 +26,7 @@ static const as_option_t pin_table[] = {
      .value = &soft,
      .fallback = "false",
      .help = "evict them after all that has no pin; without it they are never evicted"},
+    TENANT_OPTION,
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -29,6 +37,7 @@ static const as_option_t unpin_table[] = {
      .value = &all,
      .fallback = "false",
      .help = "of all blocks"},
+    TENANT_OPTION,
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -44,6 +53,7 @@ static const as_option_t drop_table[] = {
      .value = &all,
      .fallback = "false",
      .help = "all blocks of all stores"},
+    TENANT_OPTION,
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -67,6 +77,7 @@ static const as_option_t quota_table[] = {
      .value = &reset,
      .fallback = "false",
      .help = "back to each store's --quota"},
+    TENANT_OPTION,
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -208,6 +219,7 @@ int cli_pin(int argc, char **argv)
         return 2;
     }
     Assay__StorePinRequest request = ASSAY__STORE_PIN_REQUEST__INIT;
+    request.tenant = (uint32_t)tenant;
     request.keys = keys.bytes;
     request.n_keys = keys.count;
     request.level = soft ? ASSAY__PIN_LEVEL__PIN_LEVEL_SOFT : ASSAY__PIN_LEVEL__PIN_LEVEL_HARD;
@@ -241,6 +253,7 @@ int cli_unpin(int argc, char **argv)
         return 2;
     }
     Assay__StoreUnpinRequest request = ASSAY__STORE_UNPIN_REQUEST__INIT;
+    request.tenant = (uint32_t)tenant;
     request.keys = keys.bytes;
     request.n_keys = keys.count;
     uint64_t unpinned = 0;
@@ -270,6 +283,7 @@ int cli_drop(int argc, char **argv)
         return 2;
     }
     Assay__StoreDropRequest request = ASSAY__STORE_DROP_REQUEST__INIT;
+    request.tenant = (uint32_t)tenant;
     if (!take_keys(argc, argv, rest, &keys) || !take_namespace(&owner, &request.namespace_key)) {
         return 2;
     }
@@ -300,6 +314,7 @@ static void on_quota(void *ctx, const Assay__NodeStat *node, const ProtobufCMess
         cli_cell(out, "%s%s",
                  account->quota_bytes ? cli_bytes((double)account->quota_bytes) : "none",
                  account->is_default ? "" : " *");
+        cli_cell(out, "%u", account->tenant);
         cli_cell(out, "%s", name_of(node));
     }
     if (reply->more) {
@@ -310,7 +325,8 @@ static void on_quota(void *ctx, const Assay__NodeStat *node, const ProtobufCMess
 
 int cli_quota(int argc, char **argv)
 {
-    static const char *const columns[] = {"NAMESPACE", ">BLOCKS", ">RAM", ">QUOTA", "STORE"};
+    static const char *const columns[] = {"NAMESPACE", ">BLOCKS", ">RAM",
+                                          ">QUOTA",    ">TENANT", "STORE"};
     as_key_t owner;
     int code;
     if (!cli_options(&quota, argc, argv, NULL, &code)) {
@@ -321,13 +337,14 @@ int cli_quota(int argc, char **argv)
         return 2;
     }
     Assay__StoreQuotaRequest request = ASSAY__STORE_QUOTA_REQUEST__INIT;
+    request.tenant = (uint32_t)tenant;
     if (!take_namespace(&owner, &request.namespace_key)) {
         return 2;
     }
     request.set = quota_bytes > 0;
     request.bytes = (uint64_t)quota_bytes;
     request.reset = reset;
-    cli_table_t *out = cli_table_new(columns, 5);
+    cli_table_t *out = cli_table_new(columns, 6);
     code = ask_stores(&(ask_t){"Quota", &request.base, on_quota, out});
     cli_table_print(out, stdout);
     return code;

@@ -61,12 +61,13 @@ static void show(listing_t *listing, const char *store, const Assay__StoreBlock 
     if (as_json) {
         json_array_append_new(
             listing->json,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I}", "store", store,
-                      "key", key, "parent", parent, "namespace", owner, "pin",
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store",
+                      store, "key", key, "parent", parent, "namespace", owner, "pin",
                       pins[block->pin < 3 ? block->pin : 0], "tokens", (json_int_t)block->tokens,
                       "bytes", (json_int_t)block->bytes, "uses", (json_int_t)block->uses, "leases",
                       (json_int_t)block->leases, "age_us", (json_int_t)block->age_us,
-                      "expires_in_us", (json_int_t)block->expires_in_us));
+                      "expires_in_us", (json_int_t)block->expires_in_us, "tenant",
+                      (json_int_t)block->tenant));
         return;
     }
     cli_cell(listing->table, "%s", key);
@@ -76,6 +77,7 @@ static void show(listing_t *listing, const char *store, const Assay__StoreBlock 
     cli_cell(listing->table, "%llu", (unsigned long long)block->uses);
     cli_cell(listing->table, "%u", block->leases);
     cli_cell(listing->table, "%s", cli_duration((double)block->age_us / 1e3));
+    cli_cell(listing->table, "%u", block->tenant);
     cli_cell(listing->table, "%s", store);
 }
 
@@ -102,6 +104,7 @@ static bool list_store(listing_t *listing, const char *name, const char *address
         more = reply->more && reply->n_blocks > 0 &&
                reply->blocks[reply->n_blocks - 1]->key.len == sizeof(after);
         if (more) {
+            request.after_tenant = reply->blocks[reply->n_blocks - 1]->tenant;
             memcpy(after, reply->blocks[reply->n_blocks - 1]->key.data, sizeof(after));
             request.after = (ProtobufCBinaryData){.len = sizeof(after), .data = after};
         }
@@ -126,8 +129,8 @@ static bool list_all(listing_t *listing, const Assay__StatReply *stat)
 
 int cli_ls(int argc, char **argv)
 {
-    static const char *const columns[] = {"KEY",   "PARENT",  ">TOKENS", ">SIZE",
-                                          ">USES", ">LEASES", ">AGE",    "STORE"};
+    static const char *const columns[] = {"KEY",     "PARENT", ">TOKENS", ">SIZE", ">USES",
+                                          ">LEASES", ">AGE",   ">TENANT", "STORE"};
     char address[CLI_ADDRESS_BYTES];
     int code;
     if (!cli_options(&options, argc, argv, NULL, &code)) {
@@ -140,7 +143,7 @@ int cli_ls(int argc, char **argv)
     if (!stat) {
         return 1;
     }
-    listing_t listing = {.table = as_json ? NULL : cli_table_new(columns, 8),
+    listing_t listing = {.table = as_json ? NULL : cli_table_new(columns, 9),
                          .json = as_json ? json_array() : NULL};
     bool complete = list_all(&listing, stat);
     if (as_json) {

@@ -102,6 +102,9 @@ static as_status_t link_cluster(daemon_t *daemon)
     if (status == AS_OK) {
         status = assay_client_alloc(&options, &daemon->client);
     }
+    if (status == AS_OK && daemon->config->token) {
+        status = assay_client_use_token_file(daemon->client, daemon->config->token);
+    }
     if (status != AS_OK) {
         return status;
     }

@@ -2,7 +2,7 @@
 // RocksDB for what is known of the blocks on disk. Their bytes lie in segment files: RocksDB's own
 // large values move at a fraction of the disk's rate.
 //
-// Key: kind (1 byte), key of the block (32). Value, little-endian:
+// Key: kind (1 byte), key of the block (32), and tenant (4) where the block is of one. Value, little-endian:
 //
 //   offset bytes
 //        0     4  version: 3
@@ -62,9 +62,23 @@ static uint32_t get32(const uint8_t *at)
     return value;
 }
 
-static uint32_t sum_of(const uint8_t *key, const uint8_t *value, size_t bytes)
+static uint32_t sum_of(const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t bytes)
 {
-    return as_crc32c(as_crc32c(0, key, KVS_CATALOG_KEY_BYTES), value, bytes);
+    return as_crc32c(as_crc32c(0, key, key_bytes), value, bytes);
+}
+
+size_t kvs_catalog_key_bytes(const kvs_spec_t *spec)
+{
+    return spec->tenant ? KVS_CATALOG_KEY_BYTES_MAX : KVS_CATALOG_KEY_BYTES;
+}
+
+static void write_key(const kvs_spec_t *spec, uint8_t *key)
+{
+    key[0] = (uint8_t)spec->kind;
+    memcpy(key + 1, &spec->key, sizeof(spec->key));
+    if (spec->tenant) {
+        put32(key + KVS_CATALOG_KEY_BYTES, spec->tenant);
+    }
 }
 
 // Bytes of a record of that version before its sum; 0: there is none.
@@ -73,12 +87,11 @@ static size_t sum_at_of(uint32_t version)
     return version >= 1 && version <= VERSION ? 88 + 8 * (size_t)version : 0;
 }
 
-void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
+void kvs_catalog_format(const kvs_record_t *record, uint8_t *key,
                         uint8_t value[KVS_CATALOG_RECORD_BYTES])
 {
     const kvs_spec_t *spec = &record->spec;
-    key[0] = (uint8_t)spec->kind;
-    memcpy(key + 1, &spec->key, sizeof(spec->key));
+    write_key(spec, key);
     size_t sum_at = sum_at_of(VERSION);
     put32(value, VERSION);
     put32(value + 4, record->segment);
@@ -91,7 +104,7 @@ void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_
     put32(value + 92, record->digest);
     memcpy(value + 96, &spec->expires_us, sizeof(spec->expires_us));
     memcpy(value + 104, &spec->place, sizeof(spec->place));
-    put32(value + sum_at, sum_of(key, value, sum_at));
+    put32(value + sum_at, sum_of(key, kvs_catalog_key_bytes(spec), value, sum_at));
 }
 
 bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *value_bytes_p,
@@ -100,19 +113,22 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
     const uint8_t *key = key_bytes_p, *value = value_bytes_p;
     uint32_t version = value_bytes >= sizeof(version) ? get32(value) : 0;
     size_t sum_at = sum_at_of(version);
-    if (key_bytes != KVS_CATALOG_KEY_BYTES || sum_at == 0 ||
-        value_bytes != sum_at + sizeof(uint32_t) ||
-        get32(value + sum_at) != sum_of(key, value, sum_at)) {
+    if ((key_bytes != KVS_CATALOG_KEY_BYTES && key_bytes != KVS_CATALOG_KEY_BYTES_MAX) ||
+        sum_at == 0 || value_bytes != sum_at + sizeof(uint32_t) ||
+        get32(value + sum_at) != sum_of(key, key_bytes, value, sum_at) ||
+        get32(value + 24) > AS_BLOCK_TOKENS_MAX) {
         return false;
     }
     kvs_record_t record = {.spec = {.kind = key[0],
                                     .layers = get32(value + 16),
                                     .extent_bytes = get32(value + 20),
-                                    .tokens = get32(value + 24)},
+                                    .tokens = (uint16_t)get32(value + 24)},
                            .segment = get32(value + 4),
                            .digest = get32(value + 92)};
     memcpy(&record.offset, value + 8, sizeof(record.offset));
     memcpy(&record.spec.key, key + 1, sizeof(record.spec.key));
+    bool has_tenant = key_bytes == KVS_CATALOG_KEY_BYTES_MAX;
+    record.spec.tenant = has_tenant ? get32(key + KVS_CATALOG_KEY_BYTES) : 0;
     memcpy(&record.spec.parent, value + 28, sizeof(record.spec.parent));
     memcpy(&record.spec.namespace_key, value + 60, sizeof(record.spec.namespace_key));
     record.spec.place = as_key_hash(&record.spec.key);
@@ -123,13 +139,13 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
         memcpy(&record.spec.place, value + 104, sizeof(record.spec.place));
     }
     const kvs_spec_t *spec = &record.spec;
-    bool sound = (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
+    bool sound = has_tenant == (spec->tenant != 0) &&
+                 (spec->kind == AS_WIRE_FULL || spec->kind == AS_WIRE_SEALED) && spec->layers > 0 &&
                  spec->layers <= AS_LAYERS_MAX && spec->extent_bytes > 0 &&
                  spec->extent_bytes % sizeof(uint32_t) == 0 &&
                  spec->extent_bytes <= AS_WIRE_EXTENT_BYTES_MAX &&
                  (uint64_t)spec->layers * spec->extent_bytes <= AS_WIRE_BLOCK_BYTES_MAX &&
-                 spec->tokens > 0 && spec->tokens <= AS_BLOCK_TOKENS_MAX &&
-                 record.offset % KVS_POOL_GRAIN_BYTES == 0;
+                 spec->tokens > 0 && record.offset % KVS_POOL_GRAIN_BYTES == 0;
     if (sound) {
         *record_p = record;
     }
@@ -305,21 +321,22 @@ void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record)
     if (!is_open(catalog)) {
         return; // the commit tells
     }
-    uint8_t key[KVS_CATALOG_KEY_BYTES], value[KVS_CATALOG_RECORD_BYTES];
+    uint8_t key[KVS_CATALOG_KEY_BYTES_MAX], value[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(record, key, value);
-    rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key, sizeof(key),
-                              (char *)value, KVS_CATALOG_RECORD_BYTES);
+    rocksdb_writebatch_put_cf(catalog->batch, catalog->families[1], (char *)key,
+                              kvs_catalog_key_bytes(&record->spec), (char *)value,
+                              KVS_CATALOG_RECORD_BYTES);
 }
 
-void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind)
+void kvs_catalog_delete(kvs_catalog_t *catalog, const kvs_spec_t *spec)
 {
     if (!is_open(catalog)) {
         return;
     }
-    uint8_t bytes[KVS_CATALOG_KEY_BYTES] = {(uint8_t)kind};
-    memcpy(bytes + 1, key, sizeof(*key));
+    uint8_t bytes[KVS_CATALOG_KEY_BYTES_MAX];
+    write_key(spec, bytes);
     rocksdb_writebatch_delete_cf(catalog->batch, catalog->families[1], (char *)bytes,
-                                 sizeof(bytes));
+                                 kvs_catalog_key_bytes(spec));
 }
 
 static as_status_t write_batch(kvs_catalog_t *catalog, bool sync)

@@ -9,8 +9,9 @@
 
 #include "kvstore/index.h"
 
-#define KVS_CATALOG_KEY_BYTES    33u  // kind, key
-#define KVS_CATALOG_RECORD_BYTES 116u // see catalog.c
+#define KVS_CATALOG_KEY_BYTES     33u  // kind, key
+#define KVS_CATALOG_KEY_BYTES_MAX 37u  // and tenant, where the block is of one
+#define KVS_CATALOG_RECORD_BYTES  116u // see catalog.c
 
 // A block on disk.
 typedef struct kvs_record {
@@ -34,13 +35,15 @@ uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const 
 as_status_t kvs_catalog_renew(kvs_catalog_t *catalog) AS_MUST_USE;
 // Writes and deletes gathered, then made at once; `sync`: on disk before it returns.
 void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record);
-void kvs_catalog_delete(kvs_catalog_t *catalog, const as_key_t *key, uint32_t kind);
+void kvs_catalog_delete(kvs_catalog_t *catalog, const kvs_spec_t *spec);
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync) AS_MUST_USE;
 
 // A record from the database's bytes. False: they are not one.
 bool kvs_catalog_parse(const void *key, size_t key_bytes, const void *value, size_t value_bytes,
                        kvs_record_t *record_p);
-void kvs_catalog_format(const kvs_record_t *record, uint8_t key[KVS_CATALOG_KEY_BYTES],
+// `key` has room for kvs_catalog_key_bytes.
+void kvs_catalog_format(const kvs_record_t *record, uint8_t *key,
                         uint8_t value[KVS_CATALOG_RECORD_BYTES]);
+size_t kvs_catalog_key_bytes(const kvs_spec_t *spec);
 
 #endif

@@ -33,7 +33,7 @@ as_status_t kvs_disk_check_next(kvs_disk_t *disk, kvs_check_t *check, kvs_disk_d
                                 void *ctx)
 {
     const kvs_spec_t *spec = &check->record.spec;
-    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    uint32_t at = kvs_table_find(disk, &spec->key, kvs_realm_of(spec));
     const kvs_entry_t *entry = at == KVS_DISK_NONE ? NULL : &disk->entries[at];
     if (!entry || entry->writing || entry->record.segment != check->record.segment ||
         entry->record.offset != check->record.offset) {

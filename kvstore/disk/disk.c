@@ -65,7 +65,7 @@ static void forget(kvs_disk_t *disk, uint32_t at)
         job->durable = true;
         kvs_worker_give(disk->writer, job);
     } else if (!disk->writer) { // the tier ends, and commits this
-        kvs_catalog_delete(kvs_files_catalog(disk->files), &record->spec.key, record->spec.kind);
+        kvs_catalog_delete(kvs_files_catalog(disk->files), &record->spec);
         disk->forgot_late = true;
     } else {
         was_not_forgotten(disk);
@@ -127,7 +127,7 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
 static uint32_t entry_of(const kvs_disk_t *disk, const kvs_job_t *job)
 {
     const kvs_spec_t *spec = &job->record.spec;
-    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    uint32_t at = kvs_table_find(disk, &spec->key, kvs_realm_of(spec));
     bool same = at != KVS_DISK_NONE && !disk->entries[at].writing &&
                 disk->entries[at].record.segment == job->record.segment &&
                 disk->entries[at].record.offset == job->record.offset;
@@ -137,7 +137,7 @@ static uint32_t entry_of(const kvs_disk_t *disk, const kvs_job_t *job)
 // At the end of the tier a SYNC is called back before the WRITE that it waits for.
 static void wait_no_more(kvs_disk_t *disk, const kvs_job_t *job)
 {
-    uint32_t at = kvs_table_find(disk, &job->record.spec.key, job->record.spec.kind);
+    uint32_t at = kvs_table_find(disk, &job->record.spec.key, kvs_realm_of(&job->record.spec));
     kvs_job_t **link = at == KVS_DISK_NONE ? NULL : &disk->entries[at].waiting;
     while (link && *link) {
         if (*link == job) {
@@ -234,9 +234,9 @@ void kvs_disk_job_done(void *ctx)
 
 // ---- what the store asks
 
-const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm)
 {
-    uint32_t at = kvs_table_find(disk, key, kind);
+    uint32_t at = kvs_table_find(disk, key, realm);
     return at == KVS_DISK_NONE || disk->entries[at].writing ? NULL : &disk->entries[at].record.spec;
 }
 
@@ -250,7 +250,7 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
     if (bytes > disk->options.segment_bytes) {
         return AS_ERR_LIMIT;
     }
-    if (kvs_table_find(disk, &spec->key, spec->kind) != KVS_DISK_NONE) {
+    if (kvs_table_find(disk, &spec->key, kvs_realm_of(spec)) != KVS_DISK_NONE) {
         return AS_ERR_EXISTS;
     }
     if (disk->stat.queued_bytes > 0 &&
@@ -289,9 +289,10 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
     return AS_OK;
 }
 
-bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind, uint32_t *digest_p)
+bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm,
+                     uint32_t *digest_p)
 {
-    uint32_t at = kvs_table_find(disk, key, kind);
+    uint32_t at = kvs_table_find(disk, key, realm);
     if (at == KVS_DISK_NONE || disk->entries[at].unwanted) {
         return false;
     }
@@ -302,7 +303,7 @@ bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind,
 as_status_t kvs_disk_sync(kvs_disk_t *disk, const kvs_spec_t *spec, kvs_disk_done_fn done,
                           void *ctx)
 {
-    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    uint32_t at = kvs_table_find(disk, &spec->key, kvs_realm_of(spec));
     if (at == KVS_DISK_NONE) {
         return AS_ERR_NOT_FOUND;
     }
@@ -352,7 +353,7 @@ kvs_job_t *kvs_disk_read_job(kvs_disk_t *disk, uint32_t at)
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
                           kvs_disk_done_fn done, void *ctx)
 {
-    uint32_t at = kvs_table_find(disk, &spec->key, spec->kind);
+    uint32_t at = kvs_table_find(disk, &spec->key, kvs_realm_of(spec));
     if (at == KVS_DISK_NONE || disk->entries[at].writing) {
         return AS_ERR_NOT_FOUND;
     }
@@ -391,9 +392,9 @@ as_status_t kvs_disk_settle(kvs_disk_t *disk, kvs_disk_done_fn done, void *ctx)
     return AS_OK;
 }
 
-bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm)
 {
-    uint32_t at = kvs_table_find(disk, key, kind);
+    uint32_t at = kvs_table_find(disk, key, realm);
     if (at == KVS_DISK_NONE || disk->entries[at].unwanted) {
         return false;
     }

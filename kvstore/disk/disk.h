@@ -57,7 +57,7 @@ as_status_t kvs_disk_alloc(const kvs_disk_options_t *options, kvs_disk_t **disk_
 // Writes what is queued; every `done` has been called when it returns. NULL is fine.
 void kvs_disk_free(kvs_disk_t *disk);
 // The spec of a block on disk; NULL: it is not there. Valid until the next call.
-const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind);
+const kvs_spec_t *kvs_disk_find(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm);
 typedef struct kvs_disk_write {
     const kvs_spec_t *spec; // copied
     void *image;           // as in the pool (disk/image.h), aligned to 4096; unchanged until `done`
@@ -74,14 +74,14 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params) AS_
 as_status_t kvs_disk_sync(kvs_disk_t *disk, const kvs_spec_t *spec, kvs_disk_done_fn done,
                           void *ctx) AS_MUST_USE;
 // The digest (as_block_digest) of a block that is there or being written. False: there is none.
-bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind,
+bool kvs_disk_digest(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm,
                      uint32_t *digest_p);
 // Reads a block into `image` (kvs_image_bytes long, aligned to 4096) and checks it. AS_ERR_NOT_FOUND
 // at once, or in `done` AS_ERR_IO or AS_ERR_CHECKSUM: then the block is gone from disk.
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
                           kvs_disk_done_fn done, void *ctx) AS_MUST_USE;
 // Also what is being written, which then is never found.
-bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, uint32_t kind);
+bool kvs_disk_remove(kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm);
 uint64_t kvs_disk_remove_all(kvs_disk_t *disk);
 // `done` when what was removed until now cannot be there again, after kill -9 and power cuts alike;
 // with AS_ERR_IO: some of it may.

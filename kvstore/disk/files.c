@@ -346,11 +346,11 @@ static void catalog_one(kvs_files_t *files, const kvs_job_t *job)
     if ((job->kind == KVS_JOB_WRITE || job->kind == KVS_JOB_SYNC) && job->error == 0) {
         kvs_catalog_put(files->catalog, &job->record);
     } else if (job->kind == KVS_JOB_FORGET) {
-        kvs_catalog_delete(files->catalog, &job->record.spec.key, job->record.spec.kind);
+        kvs_catalog_delete(files->catalog, &job->record.spec);
     } else if (job->kind == KVS_JOB_DROP) {
         for (uint32_t i = 0; i < job->dropped_count; i++) {
             const kvs_spec_t *spec = &job->dropped[i].spec;
-            kvs_catalog_delete(files->catalog, &spec->key, spec->kind);
+            kvs_catalog_delete(files->catalog, spec);
         }
     }
 }

@@ -35,7 +35,7 @@ static void on_record(void *ctx, const kvs_record_t *record)
     uint32_t at;
     if (!segment || record->offset + kvs_image_bytes(&record->spec) > disk->options.segment_bytes) {
         found->lost++;
-        kvs_catalog_delete(kvs_files_catalog(disk->files), &record->spec.key, record->spec.kind);
+        kvs_catalog_delete(kvs_files_catalog(disk->files), &record->spec);
         return;
     }
     as_status_t status = kvs_table_add(disk, record, segment, &at);

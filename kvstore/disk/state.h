@@ -45,7 +45,8 @@ struct kvs_disk {
 // table.c: entries by key, and by segment.
 as_status_t kvs_table_init(kvs_disk_t *disk) AS_MUST_USE;
 void kvs_table_free(kvs_disk_t *disk);
-uint32_t kvs_table_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind); // also WRITING
+uint32_t kvs_table_find(const kvs_disk_t *disk, const as_key_t *key,
+                        kvs_realm_t realm); // also WRITING
 as_status_t kvs_table_add(kvs_disk_t *disk, const kvs_record_t *record, kvs_segment_t *segment,
                           uint32_t *at_p) AS_MUST_USE;
 void kvs_table_found(kvs_disk_t *disk, uint32_t at); // it can be found from here

@@ -9,15 +9,15 @@
 
 #define ENTRIES_FIRST 1024u
 
-static uint32_t bucket_of(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+static uint32_t bucket_of(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm)
 {
-    return (uint32_t)(as_key_hash(key) ^ (uint64_t)kind * 0x9e3779b9u) & (disk->entries_max - 1);
+    return (uint32_t)kvs_realm_hash(realm, key) & (disk->entries_max - 1);
 }
 
-uint32_t kvs_table_find(const kvs_disk_t *disk, const as_key_t *key, uint32_t kind)
+uint32_t kvs_table_find(const kvs_disk_t *disk, const as_key_t *key, kvs_realm_t realm)
 {
-    uint32_t at = disk->buckets[bucket_of(disk, key, kind)];
-    while (at != KVS_DISK_NONE && (disk->entries[at].record.spec.kind != kind ||
+    uint32_t at = disk->buckets[bucket_of(disk, key, realm)];
+    while (at != KVS_DISK_NONE && (kvs_realm_of(&disk->entries[at].record.spec) != realm ||
                                    !as_key_equal(&disk->entries[at].record.spec.key, key))) {
         at = disk->entries[at].key_next;
     }
@@ -28,7 +28,7 @@ static void bucket_insert(kvs_disk_t *disk, uint32_t at)
 {
     kvs_entry_t *entry = &disk->entries[at];
     uint32_t *bucket =
-        &disk->buckets[bucket_of(disk, &entry->record.spec.key, entry->record.spec.kind)];
+        &disk->buckets[bucket_of(disk, &entry->record.spec.key, kvs_realm_of(&entry->record.spec))];
     entry->key_next = *bucket;
     *bucket = at;
 }
@@ -94,7 +94,7 @@ void kvs_table_remove(kvs_disk_t *disk, uint32_t at)
     kvs_entry_t *entry = &disk->entries[at];
     kvs_segment_t *segment = entry->segment;
     const kvs_spec_t *spec = &entry->record.spec;
-    uint32_t *link = &disk->buckets[bucket_of(disk, &spec->key, spec->kind)];
+    uint32_t *link = &disk->buckets[bucket_of(disk, &spec->key, kvs_realm_of(spec))];
     while (*link != at) {
         AS_ASSERT(*link != KVS_DISK_NONE);
         link = &disk->entries[*link].key_next;

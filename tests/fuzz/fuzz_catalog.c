@@ -18,14 +18,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         return 0;
     }
     bool mend = data[0] & 1;
-    size_t key_bytes = bytes - 1 < KVS_CATALOG_KEY_BYTES ? bytes - 1 : KVS_CATALOG_KEY_BYTES;
+    size_t key_max = data[0] & 4 ? KVS_CATALOG_KEY_BYTES_MAX : KVS_CATALOG_KEY_BYTES;
+    size_t key_bytes = bytes - 1 < key_max ? bytes - 1 : key_max;
     const uint8_t *key = data + 1;
     uint8_t value[2 * KVS_CATALOG_RECORD_BYTES] = {0};
     size_t value_bytes = bytes - 1 - key_bytes;
     value_bytes = value_bytes < sizeof(value) ? value_bytes : sizeof(value);
     memcpy(value, key + key_bytes, value_bytes);
-    if (mend && key_bytes == KVS_CATALOG_KEY_BYTES && value_bytes >= 4) {
-        const uint32_t version = 1 + (data[0] >> 1) % 3;
+    if (mend && key_bytes == key_max && value_bytes >= 4) {
+        const uint32_t version = 1 + (data[0] >> 3) % 3;
         value_bytes = KVS_CATALOG_RECORD_BYTES - (3 - version) * sizeof(uint64_t);
         memcpy(value, &version, sizeof(version));
         uint32_t sum = as_crc32c(as_crc32c(0, key, key_bytes), value, value_bytes - 4);
@@ -38,9 +39,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     // What is believed can be read: into a buffer of this size, at this place.
     AS_ASSERT(kvs_image_bytes(&record.spec) <= AS_WIRE_BLOCK_BYTES_MAX + (1u << 20));
     AS_ASSERT(record.offset % KVS_POOL_GRAIN_BYTES == 0);
-    uint8_t key_again[KVS_CATALOG_KEY_BYTES], value_again[KVS_CATALOG_RECORD_BYTES];
+    uint8_t key_again[KVS_CATALOG_KEY_BYTES_MAX], value_again[KVS_CATALOG_RECORD_BYTES];
     kvs_catalog_format(&record, key_again, value_again);
-    AS_ASSERT(memcmp(key_again, key, sizeof(key_again)) == 0);
+    AS_ASSERT(kvs_catalog_key_bytes(&record.spec) == key_bytes);
+    AS_ASSERT(memcmp(key_again, key, key_bytes) == 0);
     AS_ASSERT(memcmp(value_again + 4, value + 4, 92) == 0); // behind it versions differ
     AS_ASSERT(value_bytes < sizeof(value_again) ||
               memcmp(value_again, value, sizeof(value_again)) == 0);

@@ -273,7 +273,7 @@ static void dropped_blocks_leave_disk_too(void **state)
     world.durable = true;
     put_chain(&world, 6);
     kvs_store_set_listener(world.stores[0], on_event, NULL);
-    assert_true(kvs_store_drop(world.stores[0], &world.keys[5]));
+    assert_true(kvs_store_drop(world.stores[0], &world.keys[5], 0));
     assert_int_equal(removed, 1);
     start_again(&options);
     assert_int_equal(stat_now().disk_blocks, 5);
@@ -296,7 +296,7 @@ static void a_block_dropped_on_its_way_from_disk_stays_dropped(void **state)
     while (stat_now().pins == 0) { // until the store reads it
         as_loop_run_once(world.loop, true);
     }
-    assert_true(kvs_store_drop(world.stores[0], &world.keys[0]));
+    assert_true(kvs_store_drop(world.stores[0], &world.keys[0], 0));
     assert_true(world_run(&world, &result.done));
     assert_int_equal(result.status, AS_ERR_NOT_FOUND);
     assert_int_equal(stat_now().blocks + stat_now().disk_blocks, 0);

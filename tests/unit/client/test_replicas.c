@@ -184,7 +184,7 @@ static void a_block_of_which_no_copy_is_left_is_the_hole(void **state)
     begin(3, 2);
     put_chain(&world, 40);
     for (uint32_t i = 0; i < 3; i++) {
-        kvs_store_drop(world.stores[i], &world.keys[23]);
+        kvs_store_drop(world.stores[i], &world.keys[23], 0);
     }
     fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 40});
     assert_int_equal(result.status, AS_OK);

@@ -39,6 +39,7 @@ typedef struct world {
     bool durable;      // of the puts that follow
     uint32_t ttl_ms;   // too
     uint32_t replicas; // of the puts that follow; 0: the cluster's
+    uint32_t tenant;   // of puts and fetches that follow
     uint8_t twist;     // of the first byte of the blocks that they put
     bool copying;      // they are copies of what a store has, with the checksums of the right bytes
     as_key_t namespace_key;
@@ -269,6 +270,7 @@ static inline as_status_t put_start(world_t *world, uint32_t block, uint64_t dea
         .extent_bytes = world->copying ? extent : 0,
         .durable = world->durable,
         .ttl_ms = world->ttl_ms,
+        .tenant = world->tenant,
         .replicas = world->replicas,
         .copies_p = &result->copies,
         .deadline_us = deadline_us,
@@ -399,6 +401,7 @@ static inline as_status_t fetch_begin(world_t *world, fetch_ask_t ask, fetch_res
         .node_ids = ask.node_ids,
         .first_block = ask.first,
         .block_count = ask.count,
+        .tenant = world->tenant,
         .deadline_us = ask.deadline_us ? ask.deadline_us : world_deadline_us(world),
         .buffer = result->buffer,
         .layer_stride = ask.count * extent,

@@ -60,11 +60,11 @@ static bool has_child(uint32_t n)
     return false;
 }
 
-static void on_model_event(void *ctx, kvs_event_t event, const as_key_t *key)
+static void on_model_event(void *ctx, kvs_event_t event, const kvs_spec_t *spec)
 {
     (void)ctx;
     uint32_t n;
-    memcpy(&n, key->bytes, sizeof(n));
+    memcpy(&n, spec->key.bytes, sizeof(n));
     entry_t *entry = &model.entries[n];
     model.sealed += event == KVS_BLOCK_ADDED ? 1u : UINT32_MAX;
     entry->sealed = event == KVS_BLOCK_ADDED;
@@ -155,7 +155,7 @@ static void model_evict(size_t goal_blocks)
 
 static uint32_t account_of(uint32_t owner)
 {
-    as_key_t key = owner_key(owner);
+    const kvs_owner_t key = {owner_key(owner), 0};
     return kvs_account_find(kvs_index_accounts(model.index), &key);
 }
 
@@ -263,7 +263,8 @@ static void accounts_end_with_their_last_block_and_are_bounded(void **state)
     (void)state;
     kvs_accounts_t *accounts;
     assert_int_equal(kvs_accounts_alloc(2, &accounts), AS_OK);
-    as_key_t a = model_key(1), b = model_key(2), c = model_key(3);
+    // Two namespaces, and one of them of another tenant too.
+    const kvs_owner_t a = {model_key(1), 0}, b = {model_key(2), 0}, c = {model_key(2), 1};
     uint32_t of_a, of_b, of_c;
     assert_int_equal(kvs_account_charge(accounts, &a, 10, &of_a), AS_OK);
     assert_int_equal(kvs_account_charge(accounts, &b, 10, &of_b), AS_OK);

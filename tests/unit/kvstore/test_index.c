@@ -21,10 +21,10 @@ static kvs_pool_t *pool;
 static kvs_index_t *blocks;
 static int added, removed;
 
-static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+static void on_event(void *ctx, kvs_event_t event, const kvs_spec_t *spec)
 {
     (void)ctx;
-    (void)key;
+    (void)spec;
     *(event == KVS_BLOCK_ADDED ? &added : &removed) += 1;
 }
 
@@ -66,7 +66,14 @@ static as_key_t key_of(uint32_t n)
 // Block n follows block `parent`; 0 is the namespace.
 static kvs_spec_t spec_of(uint32_t n, uint32_t parent)
 {
-    return (kvs_spec_t){key_of(n), key_of(parent), key_of(0), AS_WIRE_FULL, 2, 128, 16, 0, n};
+    return (kvs_spec_t){.key = key_of(n),
+                        .parent = key_of(parent),
+                        .namespace_key = key_of(0),
+                        .kind = AS_WIRE_FULL,
+                        .layers = 2,
+                        .extent_bytes = 128,
+                        .tokens = 16,
+                        .place = n};
 }
 
 static kvs_block_t *seal(uint32_t n, uint32_t parent)
@@ -318,11 +325,11 @@ static struct {
 } model[MODEL_KEYS + 1];
 static uint32_t model_sealed;
 
-static void model_on_event(void *ctx, kvs_event_t event, const as_key_t *key)
+static void model_on_event(void *ctx, kvs_event_t event, const kvs_spec_t *spec)
 {
     (void)ctx;
     uint32_t n;
-    memcpy(&n, key->bytes, sizeof(n));
+    memcpy(&n, spec->key.bytes, sizeof(n));
     assert_true(model[n].sealed == (event == KVS_BLOCK_REMOVED));
     model[n].sealed = event == KVS_BLOCK_ADDED;
     model_sealed += event == KVS_BLOCK_ADDED ? 1u : UINT32_MAX;

@@ -57,6 +57,13 @@ static world_options_t small_pool(uint32_t blocks)
     return options;
 }
 
+static const kvs_owner_t *owner_now(void)
+{
+    static kvs_owner_t owner;
+    owner = (kvs_owner_t){world.namespace_key, 0};
+    return &owner;
+}
+
 static void a_quota_takes_its_owners_blocks_only(void **state)
 {
     (void)state;
@@ -69,7 +76,7 @@ static void a_quota_takes_its_owners_blocks_only(void **state)
     for (uint32_t n = 0; n < 60; n++) {
         put_until_it_fits(n);
         uint32_t account =
-            kvs_account_find(kvs_index_accounts(world.stores[0]->index), &world.namespace_key);
+            kvs_account_find(kvs_index_accounts(world.stores[0]->index), owner_now());
         assert_true(kvs_account_at(kvs_index_accounts(world.stores[0]->index), account)->bytes <=
                     20 * IMAGE_BYTES);
     }
@@ -87,17 +94,14 @@ static void a_quota_of_ones_own_holds_at_once(void **state)
     world_options_t options = small_pool(60);
     world_open(&world, &options);
     put_chain(&world, 40);
-    assert_int_equal(kvs_store_set_quota(world.stores[0], &world.namespace_key, 10 * IMAGE_BYTES),
-                     AS_OK);
+    assert_int_equal(kvs_store_set_quota(world.stores[0], owner_now(), 10 * IMAGE_BYTES), AS_OK);
     world_pass(&world, 10000);
     assert_int_equal(count_here(40), 9); // the low mark
-    assert_int_equal(kvs_store_set_quota(world.stores[0], &world.namespace_key, IMAGE_BYTES - 1),
-                     AS_OK);
+    assert_int_equal(kvs_store_set_quota(world.stores[0], owner_now(), IMAGE_BYTES - 1), AS_OK);
     world_pass(&world, 10000);
     assert_int_equal(count_here(40), 0);
     assert_int_equal(put_block(&world, 0), AS_ERR_LIMIT); // will never fit
-    assert_int_equal(kvs_store_set_quota(world.stores[0], &world.namespace_key, KVS_QUOTA_NONE),
-                     AS_OK);
+    assert_int_equal(kvs_store_set_quota(world.stores[0], owner_now(), KVS_QUOTA_NONE), AS_OK);
     put_chain(&world, 40);
     assert_int_equal(count_here(40), 40);
 }
@@ -106,7 +110,7 @@ static uint32_t pin_all(uint32_t count, kvs_guard_t guard)
 {
     uint32_t pinned = 0;
     for (uint32_t n = 0; n < count; n++) {
-        as_status_t status = kvs_store_pin(world.stores[0], &world.keys[n], guard);
+        as_status_t status = kvs_store_pin(world.stores[0], &world.keys[n], 0, guard);
         assert_true(status == AS_OK || status == AS_ERR_LIMIT);
         pinned += status == AS_OK;
     }
@@ -131,7 +135,7 @@ static void pinned_blocks_outlive_a_flood(void **state)
     use_namespace("another flood");
     for (uint32_t n = 0; n < 36; n++) {
         put_until_it_fits(n);
-        assert_int_equal(kvs_store_pin(world.stores[0], &world.keys[n], KVS_GUARD_SOFT), AS_OK);
+        assert_int_equal(kvs_store_pin(world.stores[0], &world.keys[n], 0, KVS_GUARD_SOFT), AS_OK);
     }
     use_namespace("pinned");
     assert_int_equal(count_here(6), 6);
@@ -153,9 +157,10 @@ static void hard_pins_have_a_share_of_the_pool(void **state)
     assert_int_equal(stat_now().hard_bytes, 8 * IMAGE_BYTES / each * each);
     assert_int_equal(pin_all(30, KVS_GUARD_SOFT), 30);
     assert_int_equal(stat_now().hard_bytes, 0);
-    assert_int_equal(kvs_store_pin(world.stores[0], &world.keys[30], KVS_GUARD_HARD),
+    assert_int_equal(kvs_store_pin(world.stores[0], &world.keys[30], 0, KVS_GUARD_HARD),
                      AS_ERR_NOT_FOUND);
-    assert_true(kvs_store_drop(world.stores[0], &world.keys[29])); // a pin is against eviction only
+    assert_true(
+        kvs_store_drop(world.stores[0], &world.keys[29], 0)); // a pin is against eviction only
     assert_int_equal(stat_now().soft_bytes, 29 * each);
 }
 
@@ -269,10 +274,10 @@ static void a_purge_forgets_one_namespace(void **state)
     world_open(&world, &options);
     world.durable = true;
     put_chain(&world, 12);
-    as_key_t old = world.namespace_key;
+    const kvs_owner_t old = *owner_now();
     use_namespace("next weights");
     put_chain(&world, 9);
-    as_key_t again = world.namespace_key;
+    const kvs_owner_t again = *owner_now();
     assert_int_equal(kvs_store_purge(world.stores[0], &old), 12);
     assert_int_equal(kvs_store_purge(world.stores[0], &old), 0);
     assert_int_equal(count_here(9), 9);

@@ -72,7 +72,7 @@ static void blocks_become_known_and_leave_again(void **state)
     world_pass(&world, 500000);
     assert_true(kvs_report_is_settled(report));
     assert_int_equal(known(30), 20);
-    assert_true(kvs_store_drop(world.stores[0], &world.keys[7]));
+    assert_true(kvs_store_drop(world.stores[0], &world.keys[7], 0));
     world_pass(&world, 500000);
     assert_int_equal(known(30), 19);
     assert_null(sch_directory_find(scheduler->directory, world.keys[7].bytes));
@@ -100,7 +100,7 @@ static void what_happened_while_the_scheduler_was_away_is_told_later(void **stat
     for (uint32_t i = 10; i < 20; i++) {
         assert_int_equal(put_block(&world, i), AS_OK); // the store serves all the same
     }
-    kvs_store_drop(world.stores[0], &world.keys[3]);
+    kvs_store_drop(world.stores[0], &world.keys[3], 0);
     world_pass(&world, 30000000);
     assert_false(kvs_report_is_settled(report));
     as_sim_rpc_set_down(world.sim, "scheduler", false);
@@ -118,7 +118,7 @@ static void lost_answers_are_repaired(void **state)
     as_sim_set_faults(world.sim, &plan);
     uint32_t dropped = 0;
     for (uint32_t i = 0; i < 5; i++) {
-        dropped += kvs_store_drop(world.stores[0], &world.keys[i]);
+        dropped += kvs_store_drop(world.stores[0], &world.keys[i], 0);
         world_pass(&world, 3000000);
     }
     const as_sim_faults_t none = {.delay_us_min = 10, .delay_us_max = 100};
