@@ -121,6 +121,21 @@ static void a_store_that_sends_a_wrong_byte_is_found_out(way_t way)
     the_next_read_is_whole(way);
 }
 
+// The victim's image on disk, from byte `at` on.
+static int open_image(size_t at, off_t *offset_p)
+{
+    const kvs_disk_t *disk = kvs_tier_disk(world.stores[0]);
+    uint32_t entry = kvs_table_find(disk, &world.keys[VICTIM], AS_WIRE_FULL);
+    assert_int_not_equal(entry, KVS_DISK_NONE);
+    const kvs_record_t *record = &disk->entries[entry].record;
+    char name[128];
+    snprintf(name, sizeof(name), "%s/segments/%08u.seg", directory, record->segment);
+    int fd = open(name, O_RDWR);
+    assert_true(fd >= 0);
+    *offset_p = (off_t)(record->offset + at);
+    return fd;
+}
+
 // In the layers that every way reads.
 static void flip_where_it_lies(void)
 {
@@ -131,15 +146,8 @@ static void flip_where_it_lies(void)
         kvs_index_extent(index, block, 0)[at] ^= 16;
         return;
     }
-    const kvs_disk_t *disk = kvs_tier_disk(world.stores[0]);
-    uint32_t entry = kvs_table_find(disk, &world.keys[VICTIM], AS_WIRE_FULL);
-    assert_int_not_equal(entry, KVS_DISK_NONE);
-    const kvs_record_t *record = &disk->entries[entry].record;
-    char name[128];
-    snprintf(name, sizeof(name), "%s/segments/%08u.seg", directory, record->segment);
-    int fd = open(name, O_RDWR);
-    assert_true(fd >= 0);
-    off_t offset = (off_t)(record->offset + at);
+    off_t offset;
+    int fd = open_image(at, &offset);
     uint8_t byte;
     assert_int_equal(pread(fd, &byte, 1, offset), 1);
     byte ^= 16;
@@ -161,6 +169,28 @@ static void a_byte_that_changes_where_it_lies_is_a_miss(way_t way)
         kvs_store_scrub_stat(world.stores[server], &scrub);
     } while (scrub.running);
     assert_int_equal(scrub.bad_ram_blocks, path.tier != FROM_DISK);
+    the_next_read_is_whole(way);
+}
+
+// As a write that ended early leaves it: behind some byte is what was there before.
+static void a_block_torn_on_disk_is_a_miss(way_t way)
+{
+    if (path.tier != FROM_DISK) {
+        return;
+    }
+    size_t whole = as_block_bytes(&world.shape) + world.shape.layers * sizeof(uint32_t);
+    for (size_t at = 0; at < whole; at += whole / 7) {
+        static const uint8_t before[16384];
+        off_t offset;
+        path_fill();
+        int fd = open_image(at, &offset);
+        assert_int_equal(pwrite(fd, before, whole - at, offset), whole - at);
+        close(fd);
+        reading_t reading = {0};
+        reading_begin(&reading, way, 0, NULL);
+        reading_end(&reading);
+        expect_hole(&reading);
+    }
     the_next_read_is_whole(way);
 }
 
@@ -369,6 +399,7 @@ static const fault_t faults[] = {
     FAULT(a_byte_that_changes_on_its_way_is_a_miss),
     FAULT(a_store_that_sends_a_wrong_byte_is_found_out),
     FAULT(a_byte_that_changes_where_it_lies_is_a_miss),
+    FAULT(a_block_torn_on_disk_is_a_miss),
     FAULT(a_disk_that_cannot_be_read_is_a_miss),
     FAULT(a_block_dropped_while_it_is_read_stays_until_it_is),
     FAULT(a_question_that_is_not_answered_ends_by_the_deadline),

@@ -342,6 +342,30 @@ static void a_wrong_checksum_is_refused_and_the_key_is_free_again(void **state)
     put(1);
 }
 
+static void a_block_that_arrives_in_part_is_never_found(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    connect_anew();
+    for (size_t bytes = 0; bytes < sizeof(block); bytes++) {
+        const as_wire_reserve_t reserve = reserve_of(1);
+        say(&reserve, sizeof(reserve), NULL, 0);
+        assert_int_equal(last_status, AS_WIRE_OK);
+        const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 3), ticket};
+        say(&write, sizeof(write), block, bytes);
+        const as_wire_commit_t commit = {as_wire_head(AS_WIRE_COMMIT, 4), ticket, LAYERS, 0};
+        say(&commit, sizeof(commit), crcs, sizeof(crcs));
+        assert_int_not_equal(last_status, AS_WIRE_OK);
+        kvs_stat_t stat;
+        kvs_store_stat(store, &stat);
+        assert_int_equal(stat.blocks + stat.ram_bytes_used + stat.reservations, 0);
+    }
+    as_log_set_level(AS_LOG_INFO);
+    put(1);
+    locate(1);
+    expect_nothing_held();
+}
+
 static void other_checksums_than_were_promised_are_refused(void **state)
 {
     (void)state;
@@ -501,6 +525,7 @@ int main(void)
         TEST(every_truncated_header_ends_the_connection_and_nothing_else),
         TEST(every_changed_byte_is_survived),
         TEST(a_wrong_checksum_is_refused_and_the_key_is_free_again),
+        TEST(a_block_that_arrives_in_part_is_never_found),
         TEST(other_checksums_than_were_promised_are_refused),
         TEST(a_second_put_is_told_whether_its_bytes_are_the_same),
         TEST(commit_may_overtake_write),
