@@ -6,14 +6,13 @@ their deadline, whatever is gone; what is there again is used again.
 """
 import json
 import os
-import select
 import subprocess
 import sys
-import time
 
 import pytest
 
 from harness import BIN, END_SECONDS, Process, wait_until
+from load import Load
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tools"))
 import netns  # noqa: E402
@@ -35,46 +34,6 @@ class HostProcess(Process):
         self.child = subprocess.Popen([*host.run_in, os.path.join(BIN, program), *arguments], stdout=subprocess.PIPE, stderr=self.log,
                                       env={**os.environ, **TCP})
         self.pid = self.child.pid
-
-
-class Load:
-    """tests/tools/load.c on a host; `counts` are the latest that it has printed."""
-
-    def __init__(self, host, scheduler):
-        self.child = subprocess.Popen([*host.run_in, os.path.join(BIN, "load"), scheduler, str(DEADLINE_MS), "1"],
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **TCP})
-        self.rest, self.counts = b"", None
-
-    def read(self, seconds=0.0):
-        while select.select([self.child.stdout], [], [], seconds)[0]:
-            more = os.read(self.child.stdout.fileno(), 65536)
-            if not more:
-                return
-            *lines, self.rest = (self.rest + more).split(b"\n")
-            if lines:
-                self.counts = json.loads(lines[-1])
-            seconds = 0.0
-
-    def wait(self, condition, seconds, what):
-        """Until `condition` of the counts holds."""
-        deadline = time.monotonic() + seconds
-        while self.counts is None or not condition(self.counts):
-            assert self.child.poll() is None and time.monotonic() < deadline, f"not in time: {what}: {self.counts}"
-            self.read(0.2)
-
-    def goes_on(self, reads=50):
-        """So many more reads have ended."""
-        self.read()
-        want = (self.counts["reads"] if self.counts else 0) + reads
-        self.wait(lambda counts: counts["reads"] >= want, 60, f"{reads} more reads")
-
-    def end(self):
-        self.child.stdin.close()
-        while self.child.poll() is None:
-            self.read(END_SECONDS)
-        self.read()
-        self.child.stdout.close()
-        return self.counts
 
 
 class World:
@@ -126,7 +85,7 @@ def world(tmp_path):
         try:
             for number in (1, 2, 3):
                 running.start_store(number)
-            running.load = Load(running.hub, running.scheduler)
+            running.load = Load(running.scheduler, DEADLINE_MS, running.hub.run_in, TCP)
             running.load.goes_on()
             for number in (1, 2, 3):
                 wait_until(lambda number=number: running.serves(number), 60, f"store {number} has been read from")
