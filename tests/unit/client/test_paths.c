@@ -54,7 +54,7 @@ static void a_sound_chain_is_read_whole(way_t way)
 
 static void a_dropped_block_is_missed(way_t way)
 {
-    assert_true(kvs_store_drop(world.stores[server], &world.keys[VICTIM]));
+    assert_true(kvs_store_drop(world.stores[server], &world.keys[VICTIM], 0));
     reading_t reading = {0};
     reading_begin(&reading, way, 0, NULL);
     reading_end(&reading);
@@ -65,7 +65,7 @@ static void a_dropped_block_is_missed(way_t way)
 static void a_block_whose_time_is_over_is_missed(way_t way)
 {
     for (uint32_t i = 0; i < world.store_count; i++) {
-        kvs_store_drop(world.stores[i], &world.keys[VICTIM]);
+        kvs_store_drop(world.stores[i], &world.keys[VICTIM], 0);
     }
     world_let_go(&world);
     world.ttl_ms = 20;
