@@ -34,11 +34,11 @@ class Load:
             assert self.child.poll() is None and time.monotonic() < deadline, f"not in time: {what}: {self.counts}"
             self.read(0.2)
 
-    def goes_on(self, reads=50):
-        """So many more reads have ended."""
+    def goes_on(self, more=50, what="reads"):
+        """So many more reads have ended, or hit_blocks have been read."""
         self.read()
-        want = (self.counts["reads"] if self.counts else 0) + reads
-        self.wait(lambda counts: counts["reads"] >= want, 60, f"{reads} more reads")
+        want = (self.counts[what] if self.counts else 0) + more
+        self.wait(lambda counts: counts[what] >= want, 60, f"{more} more {what}")
 
     def kill(self):
         """As kill -9 does."""

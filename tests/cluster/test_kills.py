@@ -35,7 +35,7 @@ def test_a_reader_outlives_stores_that_are_killed_and_stopped(tmp_path, transpor
         running = list(world.stores)
         load = Load(world.scheduler.address["rpc"], DEADLINE_MS, environment={"UCX_TLS": transport})
         for number in range(LOOPS):
-            load.goes_on(chance.randrange(20, 60))
+            load.goes_on(chance.randrange(20, 200), "hit_blocks")
             victim = running.pop(chance.randrange(2))
             if number % 2:
                 victim.signal(signal.SIGSTOP)
@@ -45,10 +45,10 @@ def test_a_reader_outlives_stores_that_are_killed_and_stopped(tmp_path, transpor
             else:
                 victim.kill()
                 running.append(world.start_store())
-        load.goes_on()
+        load.goes_on(200, "hit_blocks")
         counts = load.end()
         wait_until(lambda: held(world) == 0, 30, "nothing is held any more")
-    assert counts["wrong"] == 0 and counts["hit_blocks"] > counts["reads"], counts
+    assert counts["wrong"] == 0, counts
     assert counts["longest_us"] <= (DEADLINE_MS + LATE_MS) * 1000, counts
 
 

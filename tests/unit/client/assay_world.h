@@ -119,6 +119,17 @@ static inline void cluster_go_on(void)
     sem_post(&cluster.go_on);
 }
 
+// The store forgets a block, while the cluster stands still.
+static inline void cluster_drop(const uint8_t key[32])
+{
+    as_key_t dropped;
+    memcpy(dropped.bytes, key, sizeof(dropped));
+    cluster_hold();
+    bool was_there = kvs_store_drop(cluster.store, &dropped, 0);
+    cluster_go_on();
+    assert_true(was_there);
+}
+
 static inline int begin(void **state)
 {
     (void)state;

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of one tensor-parallel model: each has blocks of its own, and a prefix is a hit as far as
+// all of them have it, which one question tells for all.
+#include "tests/unit/client/assay_world.h"
+
+#define RANKS          3u
+#define BLOCKS_OF_RANK 6u
+
+static uint8_t rank_keys[RANKS][BLOCKS_OF_RANK * 32], rank_namespace[RANKS][32];
+static uint8_t turn_keys[RANKS * BLOCKS_OF_RANK * 32]; // block by block, rank by rank
+
+static void put_all_ranks(void)
+{
+    uint8_t fingerprint[32] = {9};
+    int32_t tokens[BLOCKS_OF_RANK * 16] = {1, 2, 3};
+    uint8_t *block = malloc(block_bytes);
+    for (uint32_t rank = 0; rank < RANKS; rank++) {
+        char numerics[32];
+        snprintf(numerics, sizeof(numerics), "test, rank %u of %u", rank, RANKS);
+        assert_int_equal(assay_namespace(fingerprint, &shape, numerics, NULL, rank_namespace[rank]),
+                         ASSAY_OK);
+        assert_int_equal(assay_chain(rank_namespace[rank], tokens, BLOCKS_OF_RANK * 16, 16,
+                                     rank_keys[rank], BLOCKS_OF_RANK),
+                         BLOCKS_OF_RANK);
+        for (uint32_t i = 0; i < BLOCKS_OF_RANK; i++) {
+            fill(block, rank * 10 + i);
+            assert_int_equal(
+                assay_put(assay, &shape, rank_namespace[rank], rank_keys[rank], i, block),
+                ASSAY_OK);
+            memcpy(turn_keys + (i * RANKS + rank) * 32, rank_keys[rank] + i * 32, 32);
+        }
+    }
+    free(block);
+}
+
+// Blocks of the prefix that every rank has.
+static uint32_t common_hit(void)
+{
+    const assay_request_t request = {
+        .kind = ASSAY_KIND_EXISTS, .keys = turn_keys, .count = RANKS * BLOCKS_OF_RANK};
+    uint32_t hit = 0;
+    assert_int_equal(assay_run(assay, &request, &hit), ASSAY_OK);
+    return hit / RANKS;
+}
+
+static void ranks_share_no_block(void **state)
+{
+    (void)state;
+    put_all_ranks();
+    for (uint32_t a = 0; a < RANKS * BLOCKS_OF_RANK; a++) {
+        for (uint32_t b = 0; b < a; b++) {
+            assert_memory_not_equal(turn_keys + a * 32, turn_keys + b * 32, 32);
+        }
+    }
+}
+
+static void a_prefix_is_a_hit_as_far_as_every_rank_has_it(void **state)
+{
+    (void)state;
+    put_all_ranks();
+    assert_int_equal(common_hit(), BLOCKS_OF_RANK);
+    static const struct {
+        uint32_t rank, block;
+    } lost[] = {{1, 5}, {2, 3}, {0, 4}, {0, 1}};
+    uint32_t expected = BLOCKS_OF_RANK;
+    for (uint32_t i = 0; i < sizeof(lost) / sizeof(lost[0]); i++) {
+        cluster_drop(rank_keys[lost[i].rank] + lost[i].block * 32);
+        expected = lost[i].block < expected ? lost[i].block : expected;
+        assert_int_equal(common_hit(), expected);
+        uint32_t alone = 0;
+        assert_int_equal(assay_exists(assay, rank_keys[2], BLOCKS_OF_RANK, &alone), ASSAY_OK);
+        assert_int_equal(alone, i == 0 ? BLOCKS_OF_RANK : 3); // whatever the others have
+    }
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(ranks_share_no_block),
+        TEST(a_prefix_is_a_hit_as_far_as_every_rank_has_it),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
