@@ -144,17 +144,16 @@ static as_status_t job_run(job_t *job, assay_t *assay, void (*start)(job_t *job)
 // ---- stores
 
 // Adds a store that is not known yet; true when there was one to add.
-static bool store_add(assay_t *assay, uint64_t node_id, const char *data_address,
-                      uint64_t capacity_bytes)
+static bool store_add(assay_t *assay, const assay_store_t *from, const char *data_address)
 {
-    bool fits = node_id != 0 && assay->store_count < ASSAY_STORES_MAX && data_address[0] != '\0' &&
-                strlen(data_address) < ASSAY_ADDRESS_BYTES_MAX;
+    bool fits = from->node_id != 0 && assay->store_count < ASSAY_STORES_MAX &&
+                data_address[0] != '\0' && strlen(data_address) < ASSAY_ADDRESS_BYTES_MAX;
     for (uint32_t i = 0; fits && i < assay->store_count; i++) {
-        fits = assay->stores[i].node_id != node_id;
+        fits = assay->stores[i].node_id != from->node_id;
     }
     if (fits) {
         assay_store_t *store = &assay->stores[assay->store_count++];
-        *store = (assay_store_t){.node_id = node_id, .capacity_bytes = capacity_bytes};
+        *store = *from;
         memcpy(store->data_address, data_address, strlen(data_address) + 1);
     }
     return fits;
@@ -175,8 +174,11 @@ static void take_stat(assay_t *assay, const Assay__StatReply *reply)
         const Assay__NodeStat *node = reply->nodes[i];
         if (node->role == ASSAY__ROLE__ROLE_STORE &&
             node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE) {
-            store_add(assay, node->node_id, node->data_address,
-                      node->load ? node->load->capacity_bytes : 0);
+            const assay_store_t store = {.node_id = node->node_id,
+                                         .capacity_bytes =
+                                             node->load ? node->load->capacity_bytes : 0,
+                                         .draining = node->draining};
+            store_add(assay, &store, node->data_address);
         }
     }
     set_stores(assay);
@@ -188,7 +190,10 @@ void assay_take_nodes(assay_t *assay, const Assay__RouteReply *reply)
     bool is_news = false;
     for (size_t i = 0; i < reply->n_nodes; i++) {
         const Assay__StoreNode *node = reply->nodes[i];
-        is_news |= store_add(assay, node->node_id, node->data_address, node->capacity_bytes);
+        const assay_store_t store = {.node_id = node->node_id,
+                                     .capacity_bytes = node->capacity_bytes,
+                                     .draining = node->draining};
+        is_news |= store_add(assay, &store, node->data_address);
     }
     if (is_news) {
         set_stores(assay);

@@ -25,6 +25,7 @@ typedef struct assay_store {
     uint64_t node_id;
     char data_address[ASSAY_ADDRESS_BYTES_MAX];
     uint64_t capacity_bytes; // weight in placement
+    bool draining;           // no block is placed there any more; it is read from while it is there
 } assay_store_t;
 
 typedef struct assay_client_options {

@@ -3,7 +3,7 @@
 // run are at the nodes of the highest scores, and readers look for them in that order.
 //
 // Every client computes the same node from the same list, without asking anyone; when a node comes
-// or goes, only the runs that it wins or loses move. The weight of a node is its capacity: the
+// or goes, only the runs that it wins or loses move; one that drains has gone already. The weight of a node is its capacity: the
 // score is -weight / ln(u) with u uniform in (0, 1) from the hash of run and node, which chooses
 // each node in proportion to its weight.
 #include <math.h>
@@ -34,6 +34,9 @@ uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key
     double scores[ASSAY_STORES_MAX];
     uint32_t count = 0;
     for (uint32_t i = 0; i < client->store_count; i++) {
+        if (client->stores[i].draining) {
+            continue;
+        }
         uint64_t id = client->stores[i].node_id;
         double s = score(&client->stores[i], run_key);
         uint32_t at = count;

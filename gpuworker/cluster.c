@@ -59,8 +59,9 @@ static void set_stores(gpw_cluster_t *cluster, Assay__StoreNode **nodes, size_t 
         if (!alive || strlen(node->data_address) >= ASSAY_ADDRESS_BYTES_MAX) {
             continue;
         }
-        stores[n] =
-            (assay_store_t){.node_id = node->node_id, .capacity_bytes = node->capacity_bytes};
+        stores[n] = (assay_store_t){.node_id = node->node_id,
+                                    .capacity_bytes = node->capacity_bytes,
+                                    .draining = node->draining};
         copy_text(stores[n].data_address, sizeof(stores[n].data_address), node->data_address);
         n++;
     }

@@ -3,7 +3,7 @@
 //
 // A node is ALIVE while it speaks, SUSPECT after suspect_us of silence (not chosen for new work),
 // DEAD after dead_us (its blocks are forgotten). One word makes a suspect alive again; a dead node
-// must join. Its identity is the instance it names, not its address: an address may pass to
+// must join. A node that ends in order says so, and is dead at once. Its identity is the instance it names, not its address: an address may pass to
 // another process.
 //
 // The clock is the loop's. When the tick itself comes late, the silence was the scheduler's own
@@ -284,6 +284,7 @@ static void node_describe(sch_node_t *node, const Assay__JoinRequest *request)
                request->model_fingerprint.len);
     }
     node->capacity_bytes = request->capacity_bytes;
+    node->draining = request->draining;
 }
 
 as_status_t sch_cluster_join(sch_cluster_t *cluster, const Assay__JoinRequest *request,
@@ -322,6 +323,22 @@ as_status_t sch_cluster_join(sch_cluster_t *cluster, const Assay__JoinRequest *r
     suspect_address(cluster, node);
     *node_p = node;
     return AS_OK;
+}
+
+void sch_cluster_set_draining(sch_cluster_t *cluster, sch_node_t *node, bool draining)
+{
+    if (node->draining != draining) {
+        AS_INFO("cluster", "%s %016llx (%s %s) %s", role_name(node), (unsigned long long)node->id,
+                node->name, node->data_address, draining ? "drains" : "no longer drains");
+        node->draining = draining;
+        changed(cluster, node);
+    }
+}
+
+void sch_cluster_leave(sch_cluster_t *cluster, sch_node_t *node)
+{
+    cluster->params.on_forget(cluster->params.ctx, node);
+    set_state(cluster, node, ASSAY__NODE_STATE__NODE_STATE_DEAD);
 }
 
 void sch_cluster_set_load(sch_cluster_t *cluster, sch_node_t *node, const Assay__NodeLoad *load)

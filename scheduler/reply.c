@@ -48,6 +48,7 @@ static void store_fill(Assay__StoreNode *store, sch_node_t *node)
     store->rpc_address = node->rpc_address;
     store->capacity_bytes = node->capacity_bytes;
     store->state = node->state;
+    store->draining = node->draining;
 }
 
 void sch_replies_stores(sch_scheduler_t *scheduler, size_t *count_p, Assay__StoreNode ***nodes_p)

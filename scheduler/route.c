@@ -6,6 +6,8 @@
 // all, but then replicas would be given away for fewer, longer runs, and one node would serve what
 // the placement has spread.
 //
+// A store that drains is named where no other holds the block: it will end, but still serves.
+//
 // Score of a worker: tokens of the prompt whose sealed segment it holds, less the tokens of work
 // that wait there. The fetch of the rest takes about as long at every worker, so it is left out.
 // Only a holder of the first block can hold a sealed prefix: an entry's holders are all candidates.
@@ -25,6 +27,7 @@ struct sch_router {
     sch_cluster_t *cluster;
     sch_node_t *nodes[SCH_SLOTS_MAX]; // NULL: not to be chosen
     bool stores[SCH_SLOTS_MAX];       // a live store
+    bool draining[SCH_SLOTS_MAX];
     sch_run_t runs[AS_CHAIN_BLOCKS_MAX];
 };
 
@@ -59,6 +62,7 @@ void sch_router_set_slot(sch_router_t *router, uint16_t slot, sch_node_t *node)
     bool usable = node && node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE;
     router->nodes[slot] = usable ? node : NULL;
     router->stores[slot] = usable && node->role == ASSAY__ROLE__ROLE_STORE;
+    router->draining[slot] = usable && node->draining;
 }
 
 sch_node_t *sch_router_node(const sch_router_t *router, uint16_t slot)
@@ -66,17 +70,25 @@ sch_node_t *sch_router_node(const sch_router_t *router, uint16_t slot)
     return router->nodes[slot];
 }
 
-// The live stores that hold the entry's block in full, ascending.
-static uint32_t full_holders(const sch_router_t *router, const sch_entry_t *entry,
-                             uint16_t slots[SCH_HOLDERS_MAX])
+static uint32_t full_holders_of(const sch_router_t *router, const sch_entry_t *entry, bool draining,
+                                uint16_t slots[SCH_HOLDERS_MAX])
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < SCH_HOLDERS_MAX && entry->holders[i]; i++) {
         uint16_t slot = entry->holders[i] >> 2;
         slots[count] = slot;
-        count += (entry->holders[i] & SCH_FULL) != 0 && router->stores[slot];
+        count += (entry->holders[i] & SCH_FULL) != 0 && router->stores[slot] &&
+                 router->draining[slot] == draining;
     }
     return count;
+}
+
+// The live stores that hold the entry's block in full, ascending.
+static uint32_t full_holders(const sch_router_t *router, const sch_entry_t *entry,
+                             uint16_t slots[SCH_HOLDERS_MAX])
+{
+    uint32_t count = full_holders_of(router, entry, false, slots);
+    return count > 0 ? count : full_holders_of(router, entry, true, slots);
 }
 
 static bool holds_sealed(const sch_entry_t *entry, uint16_t slot)

@@ -87,6 +87,7 @@ typedef struct sch_node {
     char name[SCH_NAME_BYTES_MAX + 1];
     uint8_t model_fingerprint[32];
     uint64_t used_bytes, capacity_bytes, sessions, queued_tokens, queued_bytes;
+    bool draining; // a store that hands its blocks to others, and will end
     // Its blocks.
     uint16_t slot; // SCH_SLOT_NONE until its first listing
     bool needs_listing;
@@ -117,10 +118,12 @@ as_status_t sch_cluster_join(sch_cluster_t *cluster, const Assay__JoinRequest *r
 sch_node_t *sch_cluster_find(const sch_cluster_t *cluster, uint64_t id); // NULL: unknown
 // The node, if it may speak: known, not dead, and of this incarnation. Notes that it was heard.
 sch_node_t *sch_cluster_hear(sch_cluster_t *cluster, uint64_t id, uint64_t incarnation);
+void sch_cluster_set_draining(sch_cluster_t *cluster, sch_node_t *node, bool draining);
+void sch_cluster_leave(sch_cluster_t *cluster, sch_node_t *node); // it says that it ends: dead
 void sch_cluster_set_load(sch_cluster_t *cluster, sch_node_t *node, const Assay__NodeLoad *load);
 uint32_t sch_cluster_count(const sch_cluster_t *cluster);
 sch_node_t *sch_cluster_at(const sch_cluster_t *cluster, uint32_t index); // in order of id
-// Grows when a store joins, leaves, or changes address, capacity or state.
+// Grows when a store joins, drains, leaves, or changes address, capacity or state.
 uint64_t sch_cluster_epoch(const sch_cluster_t *cluster);
 // The live worker with the least queued tokens that computes the same as `like` (any, where `like`
 // is NULL); NULL if there is none.

@@ -80,6 +80,13 @@ static void on_heartbeat(Assay__Scheduler_Service *service, const Assay__Heartbe
         closure(&reply, data);
         return;
     }
+    if (request->leaving) {
+        sch_cluster_leave(scheduler->cluster, node);
+        reply.status = ASSAY__NODE_STATUS__NODE_STATUS_OK;
+        closure(&reply, data);
+        return;
+    }
+    sch_cluster_set_draining(scheduler->cluster, node, request->draining);
     if (request->load) {
         sch_cluster_set_load(scheduler->cluster, node, request->load);
     }
@@ -181,6 +188,7 @@ static void stat_fill(sch_scheduler_t *scheduler, sch_node_t *node, Assay__NodeS
     stat->full_blocks = node->full_blocks;
     stat->sealed_blocks = node->sealed_blocks;
     stat->listed = node->listed;
+    stat->draining = node->draining;
 }
 
 static void stat_totals(sch_scheduler_t *scheduler, Assay__StatReply *reply)

@@ -30,11 +30,11 @@ static const char *role_name(Assay__Role role)
                                               : "?";
 }
 
-static const char *state_name(Assay__NodeState state)
+static const char *state_name(const Assay__NodeStat *node)
 {
-    switch (state) {
+    switch (node->state) {
     case ASSAY__NODE_STATE__NODE_STATE_ALIVE:
-        return "alive";
+        return node->draining ? "draining" : "alive";
     case ASSAY__NODE_STATE__NODE_STATE_SUSPECT:
         return "suspect";
     case ASSAY__NODE_STATE__NODE_STATE_DEAD:
@@ -75,7 +75,7 @@ static void print_nodes(const Assay__StatReply *stat)
         bool store = node->role == ASSAY__ROLE__ROLE_STORE;
         cli_cell(out, "%s", node->name[0] ? node->name : "-");
         cli_cell(out, "%s", role_name(node->role));
-        cli_cell(out, "%s", state_name(node->state));
+        cli_cell(out, "%s", state_name(node));
         cli_cell(out, "%s", store ? node->data_address : node->http_address);
         cli_cell(out, "%s", cli_duration((double)node->silence_ms));
         cli_cell(out, store ? "%llu" : "-", (unsigned long long)node->full_blocks);
@@ -205,7 +205,7 @@ static json_t *node_json(const Assay__NodeStat *node)
     snprintf(id, sizeof(id), "%016llx", (unsigned long long)node->node_id);
     json_t *object =
         json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:b}", "node_id", id, "name",
-                  node->name, "role", role_name(node->role), "state", state_name(node->state),
+                  node->name, "role", role_name(node->role), "state", state_name(node),
                   "data_address", node->data_address, "rpc_address", node->rpc_address,
                   "http_address", node->http_address, "silence_ms", number(node->silence_ms),
                   "full_blocks", number(node->full_blocks), "listed", node->listed);

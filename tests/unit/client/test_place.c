@@ -69,6 +69,23 @@ static void a_store_that_goes_moves_only_its_own_runs(void **state)
     }
 }
 
+// It is as gone for placement; what has copies there goes to the next best.
+static void nothing_is_placed_on_a_store_that_drains(void **state)
+{
+    (void)state;
+    static assay_client_t draining, fewer;
+    draining = client_of(5);
+    draining.stores[4].draining = true;
+    fewer = client_of(4); // without node 5
+    for (uint32_t i = 0; i < RUNS; i++) {
+        as_key_t key = key_of(i);
+        uint64_t one[5], other[5];
+        assert_int_equal(assay_client_rank(&draining, &key, one, 5), 4);
+        assert_int_equal(assay_client_rank(&fewer, &key, other, 5), 4);
+        assert_memory_equal(one, other, 4 * sizeof(one[0]));
+    }
+}
+
 static void the_order_of_the_list_does_not_matter(void **state)
 {
     (void)state;
@@ -120,6 +137,7 @@ int main(void)
         cmocka_unit_test(runs_are_spread_in_proportion_to_weight),
         cmocka_unit_test(a_store_that_goes_moves_only_its_own_runs),
         cmocka_unit_test(copies_are_at_the_next_best_nodes),
+        cmocka_unit_test(nothing_is_placed_on_a_store_that_drains),
         cmocka_unit_test(the_order_of_the_list_does_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

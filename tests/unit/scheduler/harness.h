@@ -124,7 +124,8 @@ typedef struct peer {
     uint8_t instance[16];
     uint64_t id;
     uint64_t incarnation;
-    uint64_t sequence; // of its next event
+    uint64_t sequence;      // of its next event
+    bool draining, leaving; // as it says
     char address[64];
 } peer_t;
 
@@ -149,6 +150,7 @@ static inline Assay__JoinReply *peer_join(harness_t *h, peer_t *peer)
     request.data_address = peer->address;
     request.name = "test";
     request.capacity_bytes = 1000;
+    request.draining = peer->draining;
     return harness_call(h, "Join", &request.base);
 }
 
@@ -164,6 +166,8 @@ static inline Assay__HeartbeatReply *peer_heartbeat(harness_t *h, const peer_t *
     request.incarnation = peer->incarnation;
     request.load = &load;
     request.events_next_sequence = peer->sequence;
+    request.draining = peer->draining;
+    request.leaving = peer->leaving;
     return harness_call(h, "Heartbeat", &request.base);
 }
 

@@ -106,6 +106,42 @@ static void a_dead_node_is_forgotten_in_the_end(void **state)
     assert_int_equal(stat_ask(h)->n_nodes, 0);
 }
 
+static const Assay__StoreNode *store_in(const Assay__JoinReply *reply, uint64_t id)
+{
+    for (size_t i = 0; i < reply->n_nodes; i++) {
+        if (reply->nodes[i]->node_id == id) {
+            return reply->nodes[i];
+        }
+    }
+    return NULL;
+}
+
+static void a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once(void **state)
+{
+    harness_t *h = *state;
+    peer_t store, other;
+    peer_init(&store, STORE, 1);
+    peer_init(&other, STORE, 2);
+    peer_start(h, &store, NULL, 0, 0);
+    peer_start(h, &other, NULL, 0, 0);
+    uint64_t epoch = peer_heartbeat(h, &store, 0, 0)->placement_epoch;
+    store.draining = true;
+    Assay__HeartbeatReply *reply = peer_heartbeat(h, &store, 0, 0);
+    assert_true(reply->placement_epoch > epoch && reply->n_nodes == 2);
+    assert_true(store_in(peer_join(h, &other), store.id)->draining);
+    assert_false(store_in(peer_join(h, &other), other.id)->draining);
+    assert_true(store_in(peer_join(h, &store), store.id)->draining); // of a new scheduler, too
+    assert_state(h, &store, ALIVE);
+    store.leaving = true;
+    assert_int_equal(peer_heartbeat(h, &store, 0, 0)->status, ASSAY__NODE_STATUS__NODE_STATUS_OK);
+    assert_state(h, &store, DEAD);
+    assert_null(store_in(peer_join(h, &other), store.id));
+    assert_int_equal(peer_heartbeat(h, &store, 0, 0)->status,
+                     ASSAY__NODE_STATUS__NODE_STATUS_UNKNOWN_NODE);
+    store.leaving = store.draining = false;
+    assert_false(store_in(peer_join(h, &store), store.id)->draining);
+}
+
 static void a_new_incarnation_has_lost_its_blocks(void **state)
 {
     harness_t *h = *state;
@@ -287,6 +323,7 @@ int main(void)
         WITH_SCHEDULER(a_heartbeat_keeps_a_node_alive_and_revives_a_suspect),
         WITH_SCHEDULER(a_dead_node_must_join_again),
         WITH_SCHEDULER(a_dead_node_is_forgotten_in_the_end),
+        WITH_SCHEDULER(a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once),
         WITH_SCHEDULER(a_new_incarnation_has_lost_its_blocks),
         WITH_SCHEDULER(two_instances_cannot_have_one_id),
         WITH_SCHEDULER(a_newcomer_on_an_address_makes_the_old_one_suspect),

@@ -159,6 +159,31 @@ static void the_least_loaded_holder_comes_first(void **state)
     }
 }
 
+static void a_store_that_drains_is_named_only_for_what_no_other_has(void **state)
+{
+    harness_t *h = *state;
+    as_key_t keys[8];
+    peer_t stores[2];
+    chain_make(h, keys, 8);
+    peer_init(&stores[0], STORE, 1);
+    peer_init(&stores[1], STORE, 2);
+    peer_start(h, &stores[0], keys, FULL_ADDED, 8);
+    peer_start(h, &stores[1], keys, FULL_ADDED, 3);
+    assert_int_equal(route_ask(h, 0, keys, 8)->runs[0]->n_node_ids, 2);
+    stores[0].draining = true;
+    peer_heartbeat(h, &stores[0], 0, 0);
+    Assay__RouteReply *reply = route_ask(h, 0, keys, 8);
+    assert_int_equal(reply->hit_blocks, 8);
+    assert_int_equal(reply->n_runs, 2);
+    assert_int_equal(reply->runs[0]->block_count, 3);
+    assert_int_equal(reply->runs[0]->n_node_ids, 1);
+    assert_true(reply->runs[0]->node_ids[0] == stores[1].id);
+    assert_true(reply->runs[1]->node_ids[0] == stores[0].id);
+    stores[0].leaving = true;
+    peer_heartbeat(h, &stores[0], 0, 0);
+    assert_int_equal(route_ask(h, 0, keys, 8)->hit_blocks, 3);
+}
+
 static void equally_loaded_holders_share_the_chains(void **state)
 {
     harness_t *h = *state;
@@ -324,6 +349,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(routes_equal_the_model),
         WITH_SCHEDULER(the_least_loaded_holder_comes_first),
+        WITH_SCHEDULER(a_store_that_drains_is_named_only_for_what_no_other_has),
         WITH_SCHEDULER(equally_loaded_holders_share_the_chains),
         WITH_SCHEDULER(an_unknown_chain_hits_nothing),
         WITH_SCHEDULER(a_worker_serves_itself_unless_another_is_clearly_better),
