@@ -70,6 +70,9 @@ bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p
 // Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when
 // there are no stores.
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key);
+// The same over any list: the best `max` of the stores that do not drain.
+uint32_t assay_rank(const assay_store_t *stores, uint32_t store_count, const as_key_t *run_key,
+                    uint64_t *node_ids, uint32_t max);
 // The best `max` nodes for that run, best first; returns how many there are. The first R of them
 // hold its R copies.
 uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,

@@ -28,17 +28,17 @@ static double score(const assay_store_t *store, const as_key_t *run_key)
     return -weight / log(uniform);
 }
 
-uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,
-                           uint64_t *node_ids, uint32_t max)
+uint32_t assay_rank(const assay_store_t *stores, uint32_t store_count, const as_key_t *run_key,
+                    uint64_t *node_ids, uint32_t max)
 {
     double scores[ASSAY_STORES_MAX];
     uint32_t count = 0;
-    for (uint32_t i = 0; i < client->store_count; i++) {
-        if (client->stores[i].draining) {
+    for (uint32_t i = 0; i < store_count; i++) {
+        if (stores[i].draining) {
             continue;
         }
-        uint64_t id = client->stores[i].node_id;
-        double s = score(&client->stores[i], run_key);
+        uint64_t id = stores[i].node_id;
+        double s = score(&stores[i], run_key);
         uint32_t at = count;
         while (at > 0 && (s > scores[at - 1] || (s == scores[at - 1] && id < node_ids[at - 1]))) {
             at--;
@@ -55,6 +55,12 @@ uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key
         node_ids[at] = id;
     }
     return count;
+}
+
+uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,
+                           uint64_t *node_ids, uint32_t max)
+{
+    return assay_rank(client->stores, client->store_count, run_key, node_ids, max);
 }
 
 uint64_t assay_client_place(const assay_client_t *client, const as_key_t *run_key)

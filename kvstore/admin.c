@@ -7,8 +7,9 @@
 #include "kvstore/store.h"
 #include "proto/kvstore.pb-c.h"
 
-#define LIST_MAX 1000u // blocks of one page, and accounts
-#define KEYS_MAX 16384u
+#define LIST_MAX         1000u // blocks of one page, and accounts
+#define KEYS_MAX         16384u
+#define KVS_DRAIN_MS_MAX 86400000u
 
 // The service is the first member, so that a handler finds the rest from the pointer that it is
 // given.
@@ -384,6 +385,33 @@ static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRe
     reply.bad_ram_blocks = stat.bad_ram_blocks;
     reply.bad_disk_blocks = stat.bad_disk_blocks;
     reply.restored_blocks = stat.restored_blocks;
+    closure(&reply, closure_data);
+}
+
+static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRequest *request,
+                        Assay__StoreDrainReply_Closure closure, void *closure_data)
+{
+    kvs_store_t *store = ((kvs_admin_t *)service)->store;
+    if (request->timeout_ms > KVS_DRAIN_MS_MAX) {
+        refuse((ProtobufCClosure)closure, closure_data, "timeout_ms is more than a day");
+        return;
+    }
+    if (request->start) {
+        uint64_t own_us =
+            store->options.drain_us > 0 ? store->options.drain_us : KVS_DRAIN_US_USUAL;
+        kvs_store_drain(store, request->timeout_ms > 0 ? request->timeout_ms * 1000 : own_us);
+    }
+    kvs_drain_stat_t stat;
+    kvs_store_drain_stat(store, &stat);
+    Assay__StoreDrainReply reply = ASSAY__STORE_DRAIN_REPLY__INIT;
+    reply.running = stat.running;
+    reply.is_over = stat.is_over;
+    reply.took_us = stat.took_us;
+    reply.blocks = stat.blocks;
+    reply.bytes = stat.bytes;
+    reply.handed_blocks = stat.handed_blocks;
+    reply.handed_bytes = stat.handed_bytes;
+    reply.kept_blocks = stat.kept_blocks;
     closure(&reply, closure_data);
 }
 

@@ -130,6 +130,19 @@ bool kvs_admit_tenant(const kvs_conn_t *conn, uint32_t named, uint32_t *tenant_p
     return is_peer || named == AS_TENANT_NONE;
 }
 
+// ---- of this store, at others
+
+bool kvs_admit_peer(kvs_store_t *store, uint64_t seconds, as_token_sealed_t *token_p)
+{
+    if (!store->admit) {
+        return false;
+    }
+    as_token_t token = {.tenant = AS_TENANT_NONE,
+                        .rights = AS_TOKEN_READ | AS_TOKEN_WRITE | AS_TOKEN_PEER,
+                        .not_after_s = as_token_now_s() + seconds};
+    return as_token_sign(&store->admit->ring.keys, &token, token_p) == AS_OK;
+}
+
 // ---- its life
 
 // What no message will tell: that a token has expired, or that its key is no longer there.

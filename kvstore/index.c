@@ -40,6 +40,7 @@ struct kvs_index {
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
     uint32_t mortals;
+    uint32_t uses; // of all blocks, new ones among them; goes round
     kvs_index_event_fn listener;
     void *listener_ctx;
 };
@@ -370,6 +371,7 @@ void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
     AS_ASSERT(block->state == KVS_FILLING && block->pins == 0);
     set_state(index, block, KVS_SEALED);
     block->sealed_us = now_us;
+    block->used = ++index->uses;
     as_key_t ghost = ghost_of(block);
     children_insert(index, block);
     order_insert(index, block, kvs_ghosts_admit(index->ghosts, &ghost), true);
@@ -441,9 +443,9 @@ void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block)
 
 void kvs_index_lease(kvs_index_t *index, kvs_block_t *block)
 {
-    (void)index;
     AS_ASSERT(block->state == KVS_SEALED);
     block->leases++;
+    block->used = ++index->uses;
     block->uses += block->uses < UINT32_MAX;
     block->heat += block->heat < KVS_HEAT_MAX;
 }

@@ -62,6 +62,7 @@ typedef struct kvs_block {
     uint8_t queue; // kvs_queue_t, while SEALED
     uint8_t guard; // kvs_guard_t
     uint32_t uses;
+    uint32_t used; // when last: the uses of all blocks until then
     uint64_t sealed_us;
     uint32_t key_next;               // same bucket by key; or next unused entry
     uint32_t child_prev, child_next; // same bucket by parent
@@ -70,7 +71,7 @@ typedef struct kvs_block {
     kvs_links_t own;                 // of quota eviction, in its account
 } kvs_block_t;
 // Most of what a store keeps of a block beside the pool; bench_index measures all of it.
-_Static_assert(sizeof(kvs_block_t) <= 216, "an entry of the index has grown");
+_Static_assert(sizeof(kvs_block_t) <= 208, "an entry of the index has grown");
 
 typedef struct kvs_index kvs_index_t;
 

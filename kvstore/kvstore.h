@@ -46,6 +46,7 @@ typedef struct kvs_store_options {
     as_status_t (*net_alloc)(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
                              as_net_t **net_p);
     void *net_ctx;
+    void *peer_net_ctx;       // of the net on which it connects to other stores
     const char *data_address; // "host:port", port 0 picks one
     uint8_t instance_id[16];  // names the node; its first 8 bytes, little-endian, are the node id.
                               // All 0: random
@@ -70,6 +71,9 @@ typedef struct kvs_store_options {
     // File of the cluster's keys (common/cluster_key.h), read again when it changes: a connection
     // needs a token. NULL: everybody may do everything.
     const char *cluster_key;
+    uint64_t drain_us;             // that a drain may take, where it is not said; 0: as usual
+    void (*on_drained)(void *ctx); // a drain is over; may be NULL
+    void *drained_ctx;
 } kvs_store_options_t;
 
 typedef struct kvs_stat {
@@ -114,6 +118,17 @@ typedef struct kvs_scrub_stat {
 
 #define KVS_SCRUB_RATE_USUAL (32u << 20) // bytes per second
 
+#define KVS_DRAIN_US_USUAL 30000000u
+
+// A store that hands its blocks to others (drain.c).
+typedef struct kvs_drain_stat {
+    bool running, is_over; // both false: it was not asked to
+    uint64_t took_us;
+    uint64_t blocks, bytes; // to hand over, when it began
+    uint64_t handed_blocks, handed_bytes;
+    uint64_t kept_blocks; // of which other stores had copies enough
+} kvs_drain_stat_t;
+
 // What became of a block: for the scheduler's directory, by the key that it has there (as_key_scope).
 typedef enum kvs_event { KVS_BLOCK_ADDED, KVS_BLOCK_REMOVED } kvs_event_t;
 typedef void (*kvs_event_fn)(void *ctx, kvs_event_t event, const as_key_t *key);
@@ -150,6 +165,11 @@ as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner,
 // Begins a pass over all blocks now, from the start; at 0 bytes per second at the usual rate.
 void kvs_store_scrub(kvs_store_t *store, uint64_t bytes_per_second);
 void kvs_store_scrub_stat(const kvs_store_t *store, kvs_scrub_stat_t *stat_p);
+
+// Takes no new blocks, hands those that it has to other stores, for at most so long, and calls
+// on_drained, for the owner to end it. Reads are served all the time.
+void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us);
+void kvs_store_drain_stat(kvs_store_t *store, kvs_drain_stat_t *stat_p);
 
 // The admin service (proto/kvstore.proto), for as_rpc_server_add; lives as long as the store.
 ProtobufCService *kvs_admin_service(kvs_store_t *store);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // assay-kvstore: wires a store to its data port, admin service, metrics port and scheduler, and
-// runs until SIGTERM or SIGINT. When it listens it says so in one line of JSON on stdout, with the
+// runs until SIGTERM or SIGINT, then hands its blocks to others; a second signal ends it at once. When it listens it says so in one line of JSON on stdout, with the
 // addresses in use.
 #include <stdio.h>
 #include <unistd.h>
@@ -19,6 +19,8 @@ typedef struct daemon {
     as_rpc_client_t *scheduler;
     as_http_t *http;
     kvs_report_t *report;
+    uint64_t drain_us;
+    uint32_t signals;
 } daemon_t;
 
 static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
@@ -30,8 +32,20 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
 
 static void on_signal(void *ctx, int number)
 {
-    AS_INFO("main", "signal %d: stopping", number);
-    as_loop_stop(ctx);
+    daemon_t *daemon = ctx;
+    uint64_t drain_us = daemon->store ? daemon->drain_us : 0;
+    AS_INFO("main", "signal %d: %s", number,
+            daemon->signals == 0 && drain_us > 0 ? "draining; another ends at once" : "stopping");
+    if (daemon->signals++ == 0 && drain_us > 0) {
+        kvs_store_drain(daemon->store, drain_us);
+    } else {
+        as_loop_stop(daemon->loop);
+    }
+}
+
+static void on_drained(void *ctx)
+{
+    as_loop_stop(((daemon_t *)ctx)->loop);
 }
 
 static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
@@ -84,6 +98,9 @@ static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
     kvs_store_options_t options = flags->store;
     options.loop = daemon->loop;
     options.net_alloc = net_alloc;
+    options.on_drained = on_drained;
+    options.drained_ctx = daemon;
+    daemon->drain_us = options.drain_us;
     as_status_t status = as_net_ucx_use_address(options.data_address);
     if (status == AS_OK) {
         status = kvs_store_alloc(&options, &daemon->store);
@@ -126,7 +143,7 @@ static as_status_t run(const kvs_flags_t *flags)
         return status;
     }
     as_daemon_signals_t *signals = NULL;
-    status = as_daemon_signals_alloc(daemon.loop, on_signal, daemon.loop, &signals);
+    status = as_daemon_signals_alloc(daemon.loop, on_signal, &daemon, &signals);
     if (status == AS_OK) {
         status = start(&daemon, flags);
     }

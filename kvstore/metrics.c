@@ -86,6 +86,10 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
         COUNTER("scrub_bad_disk_blocks_total", "Blocks on disk that the scrubber found to be bad"),
     [KVS_METRIC_SCRUB_RESTORED] = COUNTER("scrub_restored_blocks_total",
                                           "Bad blocks in RAM that were brought back from disk"),
+    [KVS_METRIC_DRAINING] = GAUGE("draining", "1: the store hands its blocks to others, and ends"),
+    [KVS_METRIC_DRAINED_BLOCKS] =
+        COUNTER("drained_blocks_total", "Blocks that a drain handed to other stores"),
+    [KVS_METRIC_DRAINED_BYTES] = COUNTER("drained_bytes_total", "Their bytes"),
     [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
                               .help = "From RESERVE to the block being visible",
                               .type = AS_METRIC_HISTOGRAM},

@@ -312,6 +312,9 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (store->puts->unused == NONE) {
         return AS_ERR_BUSY;
     }
+    if (kvs_drain_is_on(store)) {
+        return AS_ERR_BUSY;
+    }
     status = kvs_conflict_check(store, ask);
     if (status != AS_OK) {
         return status;

@@ -41,6 +41,10 @@ struct kvs_report {
     as_timer_t *beat;
     as_task_t flush;
     bool joined, joining, beating;
+    bool beat_again; // at once
+    bool leaving;    // the last word is said
+    void (*left)(void *ctx);
+    void *left_ctx;
     uint32_t calls; // callbacks that will still come
     uint64_t retry_us;
     uint64_t heartbeat_us;
@@ -212,16 +216,31 @@ static void flush(void *ctx)
 
 // ---- Heartbeat
 
+// An empty list: it is the one before.
+static void take_stores(kvs_report_t *report, Assay__StoreNode **nodes, size_t count,
+                        uint32_t replicas)
+{
+    kvs_peers_set_replicas(report->options.store, replicas);
+    if (count > 0) {
+        kvs_peers_set(report->options.store, nodes, count);
+    }
+}
+
 static void on_beat_done(void *ctx, as_status_t status, const ProtobufCMessage *message)
 {
     kvs_report_t *report = ctx;
     report->calls--;
     report->beating = false;
+    if (report->beat_again) {
+        report->beat_again = false;
+        as_timer_start(report->beat, 0);
+    }
     if (status != AS_OK) {
         return; // the next one is coming
     }
     const Assay__HeartbeatReply *reply = (const Assay__HeartbeatReply *)message;
     report->placement_epoch = reply->placement_epoch;
+    take_stores(report, reply->nodes, reply->n_nodes, reply->replicas);
     take_status(report, reply->status);
 }
 
@@ -247,12 +266,56 @@ static void on_beat(void *ctx)
     request.events_next_sequence =
         report->batch.unacknowledged ? report->batch.first_sequence : report->next_sequence;
     request.placement_epoch = report->placement_epoch;
+    request.draining = kvs_drain_is_on(store);
     as_status_t status = as_rpc_call(report->options.scheduler, "Heartbeat", &request.base,
                                      report->options.call_timeout_us, on_beat_done, report, NULL);
     if (status == AS_OK) {
         report->beating = true;
         report->calls++;
     }
+}
+
+bool kvs_report_beat(kvs_report_t *report)
+{
+    if (!report || !report->joined) {
+        return false;
+    }
+    if (report->beating) {
+        report->beat_again = true;
+    } else {
+        as_timer_start(report->beat, 0);
+    }
+    return true;
+}
+
+static void on_leave_done(void *ctx, as_status_t status, const ProtobufCMessage *message)
+{
+    (void)message;
+    kvs_report_t *report = ctx;
+    report->calls--;
+    if (status != AS_ERR_CANCELLED) {
+        report->left(report->left_ctx);
+    }
+}
+
+bool kvs_report_leave(kvs_report_t *report, void (*done)(void *ctx), void *ctx)
+{
+    if (!report || !report->joined || report->leaving) {
+        return false;
+    }
+    Assay__HeartbeatRequest request = ASSAY__HEARTBEAT_REQUEST__INIT;
+    request.node_id = kvs_store_node_id(report->options.store);
+    request.incarnation = report->options.store->options.incarnation;
+    request.leaving = true;
+    report->left = done;
+    report->left_ctx = ctx;
+    report->leaving = true;
+    report->joined = false; // nothing is told any more
+    as_timer_stop(report->beat);
+    as_status_t status = as_rpc_call(report->options.scheduler, "Heartbeat", &request.base,
+                                     report->options.call_timeout_us, on_leave_done, report, NULL);
+    report->calls += status == AS_OK;
+    return status == AS_OK;
 }
 
 // ---- Join
@@ -269,6 +332,7 @@ static void take_join(kvs_report_t *report, const Assay__JoinReply *reply)
     report->joined = true;
     report->heartbeat_us = heartbeat_ms * 1000;
     report->placement_epoch = reply->placement_epoch;
+    take_stores(report, reply->nodes, reply->n_nodes, reply->replicas);
     report->retry_us = report->options.retry_us_min;
     uint64_t next =
         report->batch.unacknowledged ? report->batch.first_sequence : report->next_sequence;
@@ -300,7 +364,7 @@ static char *text(const char *from)
 static void join(kvs_report_t *report)
 {
     const kvs_report_options_t *options = &report->options;
-    if (report->joining) {
+    if (report->joining || report->leaving) {
         return;
     }
     Assay__JoinRequest request = ASSAY__JOIN_REQUEST__INIT;
@@ -313,6 +377,7 @@ static void join(kvs_report_t *report)
     request.http_address = text(options->http_address);
     request.capacity_bytes = kvs_pool_bytes(options->store->pool);
     request.name = text(options->name);
+    request.draining = kvs_drain_is_on(options->store);
     as_status_t status = as_rpc_call(options->scheduler, "Join", &request.base,
                                      options->call_timeout_us, on_joined, report, NULL);
     if (status == AS_OK) {
@@ -358,6 +423,7 @@ as_status_t kvs_report_alloc(const kvs_report_options_t *options, kvs_report_t *
         return status;
     }
     kvs_store_set_listener(options->store, on_event, report);
+    options->store->report = report;
     join(report);
     *report_p = report;
     return AS_OK;
@@ -370,6 +436,7 @@ void kvs_report_free(kvs_report_t *report)
     }
     AS_ASSERT(report->calls == 0);
     kvs_store_set_listener(report->options.store, NULL, NULL);
+    report->options.store->report = NULL;
     as_loop_unpost(report->loop, &report->flush);
     as_timer_free(report->retry);
     as_timer_free(report->beat);

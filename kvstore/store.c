@@ -31,6 +31,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .pin_percent = 25,
         .disk_queue_bytes = 256u << 20,
         .scrub_pause_us = 3600000000u,
+        .drain_us = KVS_DRAIN_US_USUAL,
     };
 }
 
@@ -249,6 +250,12 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_scrub_alloc(store);
     }
     if (status == AS_OK) {
+        status = kvs_peers_alloc(store);
+    }
+    if (status == AS_OK) {
+        status = kvs_drain_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
     if (status == AS_OK) {
@@ -304,6 +311,8 @@ void kvs_store_free(kvs_store_t *store)
     while (store->conns) {
         kvs_conn_close(store->conns);
     }
+    kvs_peers_free(store);
+    kvs_drain_free(store);
     kvs_scrub_stop(store);
     kvs_admin_stop(store);
     kvs_tier_free(store); // its threads use the memory

@@ -10,6 +10,7 @@
 #include "kvstore/index.h"
 #include "kvstore/kvstore.h"
 #include "kvstore/lease.h"
+#include "proto/scheduler.pb-c.h"
 #include "proto/wire.h"
 
 #define KVS_STORE_MAGIC   0x65726f74732e736bull // "ks.store"
@@ -69,6 +70,9 @@ typedef enum kvs_metric {
     KVS_METRIC_SCRUB_BAD_RAM,
     KVS_METRIC_SCRUB_BAD_DISK,
     KVS_METRIC_SCRUB_RESTORED,
+    KVS_METRIC_DRAINING,
+    KVS_METRIC_DRAINED_BLOCKS,
+    KVS_METRIC_DRAINED_BYTES,
     KVS_METRIC_COMMIT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
@@ -104,6 +108,8 @@ typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
 typedef struct kvs_scrub kvs_scrub_t;
 typedef struct kvs_admit kvs_admit_t;
+typedef struct kvs_peers kvs_peers_t;
+typedef struct kvs_drain kvs_drain_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -120,6 +126,9 @@ struct kvs_store {
     kvs_tier_t *tier; // NULL: RAM only
     kvs_scrub_t *scrub;
     kvs_admit_t *admit; // NULL: everybody is admitted
+    kvs_peers_t *peers;
+    kvs_drain_t *drain;
+    kvs_report_t *report; // NULL: no scheduler is told
     kvs_event_fn listener;
     void *listener_ctx;
     as_pool_t *reads;
@@ -163,6 +172,8 @@ as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello) AS_M
 as_status_t kvs_admit_ask(kvs_conn_t *conn, uint32_t rights) AS_MUST_USE;
 // Whose blocks a question is about, which names `named`. False: it may not name one.
 bool kvs_admit_tenant(const kvs_conn_t *conn, uint32_t named, uint32_t *tenant_p);
+// A token by which other stores admit this one as a peer. False: this one asks for none.
+bool kvs_admit_peer(kvs_store_t *store, uint64_t seconds, as_token_sealed_t *token_p);
 
 // serve.c: connections and what reads.
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);
@@ -246,6 +257,39 @@ as_status_t kvs_scrub_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_scrub_stop(kvs_store_t *store); // before the disk ends
 void kvs_scrub_free(kvs_store_t *store); // after it
 void kvs_scrub_restored(kvs_store_t *store);
+
+// peers.c: the other stores.
+#define KVS_PUSHES_MAX 16u // blocks being handed over
+as_status_t kvs_peers_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_peers_free(kvs_store_t *store);
+// As the scheduler tells.
+void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t count);
+void kvs_peers_set_replicas(kvs_store_t *store, uint32_t replicas);
+uint32_t kvs_peers_replicas(const kvs_store_t *store);
+uint32_t kvs_peers_others(const kvs_store_t *store); // where blocks are placed, but for this one
+// What this store is for the copies of a block.
+typedef struct kvs_share {
+    uint32_t rank;   // 0: the best; at least the number of stores where nothing is placed here
+    uint32_t copies; // that other stores should have
+} kvs_share_t;
+kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place);
+// Hands a SEALED block to the best `copies` of the others. `done`: AS_OK, one or more of them have it
+// since now, AS_ERR_EXISTS, all had it; else not all have it.
+typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status);
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kvs_push_done_fn done,
+                     void *ctx) AS_MUST_USE;
+
+// drain.c
+as_status_t kvs_drain_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_drain_free(kvs_store_t *store);
+bool kvs_drain_is_on(const kvs_store_t *store); // nothing new is taken
+// The scheduler's list is new; `told`: it knows that this store drains.
+void kvs_drain_on_peers(kvs_store_t *store, bool told);
+
+// report.c, for what runs beside it. False: there is nobody to tell.
+bool kvs_report_beat(kvs_report_t *report); // now
+// The last word: `done` once it was heard, or not.
+bool kvs_report_leave(kvs_report_t *report, void (*done)(void *ctx), void *ctx);
 
 // admin.c
 as_status_t kvs_admin_alloc(kvs_store_t *store) AS_MUST_USE;

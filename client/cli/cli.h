@@ -34,6 +34,7 @@ int cli_run(int argc, char **argv);
 int cli_stat(int argc, char **argv);
 int cli_ls(int argc, char **argv);
 int cli_scrub(int argc, char **argv);
+int cli_drain(int argc, char **argv);
 int cli_pin(int argc, char **argv);
 int cli_unpin(int argc, char **argv);
 int cli_drop(int argc, char **argv);

@@ -289,6 +289,7 @@ static bool start_store(const cli_cluster_options_t *options, cli_cluster_t *clu
     add(&arguments, "--rpc-address=127.0.0.1:0");
     add(&arguments, "--http-address=127.0.0.1:0");
     add(&arguments, "--ram=%lld", (long long)options->ram_bytes);
+    add(&arguments, "--drain-timeout=0s"); // all end together: there is nobody to hand to
     add(&arguments, "--name=%s", node->name);
     add_common(&arguments, options);
     return spawn(node, &arguments, options->run_dir);

@@ -15,6 +15,7 @@ static const cli_command_t commands[] = {
     {"stat", "show the nodes of the cluster and their figures", cli_stat},
     {"ls", "list the blocks that the stores hold", cli_ls},
     {"scrub", "have the stores check the bytes of all their blocks", cli_scrub},
+    {"drain", "have a store hand its blocks to the others, and end", cli_drain},
     {"put", "store a file as blocks", cli_put},
     {"get", "bring blocks back by key, or a file that was put", cli_get},
     {"top", "show what the stores do, again and again", cli_top},

@@ -133,7 +133,7 @@ class Cluster:
 
     def start_store(self, options=None):
         options = self.store_options if options is None else options
-        store = self.launch("assay-kvstore", self.link() + ["--ram=256MiB"] + options).wait_ready()
+        store = self.launch("assay-kvstore", self.link() + ["--ram=256MiB", "--drain-timeout=0s"] + options).wait_ready()
         self.stores.append(store)
         return store
 

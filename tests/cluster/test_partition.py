@@ -52,7 +52,7 @@ class World:
 
     def start_store(self, number):
         host = self.network.hosts[number]
-        self.stores[number] = self.launch(number, "assay-kvstore", f"--scheduler={self.scheduler}", "--ram=64MiB",
+        self.stores[number] = self.launch(number, "assay-kvstore", f"--scheduler={self.scheduler}", "--ram=64MiB", "--drain-timeout=0s",
                                           f"--data-address={host.address}:0", f"--rpc-address={host.address}:0",
                                           "--http-address=127.0.0.1:0").wait_ready()
 

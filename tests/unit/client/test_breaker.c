@@ -151,7 +151,7 @@ static void the_address_passes_to_another_store(bool sim)
     char address[ASSAY_ADDRESS_BYTES_MAX];
     snprintf(address, sizeof(address), "%s", kvs_store_address(world.stores[0]));
     kvs_store_free(world.stores[0]);
-    which = (world_net_t){&world, 0};
+    which = (world_net_t){&world, 0, false};
     options.store.loop = world.loop;
     options.store.net_alloc = world_net_alloc;
     options.store.net_ctx = &which;

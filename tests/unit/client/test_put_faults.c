@@ -58,7 +58,7 @@ static void another_client(void)
 {
     static world_net_t which;
     assay_client_free(world.client);
-    which = (world_net_t){&world, WORLD_STORES_MAX};
+    which = (world_net_t){&world, WORLD_STORES_MAX, false};
     assay_client_options_t client = options.client;
     client.loop = world.loop;
     client.net_alloc = world_net_alloc;

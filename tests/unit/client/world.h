@@ -32,6 +32,7 @@ typedef struct world {
     as_sim_t *sim; // NULL: UCX
     kvs_store_t *stores[WORLD_STORES_MAX];
     as_net_t *store_nets[WORLD_STORES_MAX]; // the simulation's, for its faults
+    as_net_t *peer_nets[WORLD_STORES_MAX];  // on which stores connect to others; NULL: they did not
     as_net_t *client_net;
     uint32_t store_count;
     assay_client_t *client;
@@ -72,6 +73,7 @@ static inline world_options_t world_defaults(bool sim)
 typedef struct world_net {
     world_t *world;
     uint32_t store; // WORLD_STORES_MAX: the client's
+    bool is_peer;
 } world_net_t;
 
 static inline as_status_t world_net_alloc(void *ctx, as_loop_t *loop,
@@ -87,8 +89,10 @@ static inline as_status_t world_net_alloc(void *ctx, as_loop_t *loop,
              which->store);
     as_status_t status = as_net_alloc_sim(world->sim, name, handlers, net_p);
     if (status == AS_OK) {
-        *(which->store < WORLD_STORES_MAX ? &world->store_nets[which->store] : &world->client_net) =
-            *net_p;
+        as_net_t **known = which->store == WORLD_STORES_MAX ? &world->client_net
+                           : which->is_peer                 ? &world->peer_nets[which->store]
+                                                            : &world->store_nets[which->store];
+        *known = *net_p;
     }
     return status;
 }
@@ -128,16 +132,19 @@ static inline void world_tell_stores(world_t *world)
 static inline as_status_t world_store_start(world_t *world, uint32_t i,
                                             const kvs_store_options_t *from)
 {
-    static world_net_t which[WORLD_STORES_MAX];
+    static world_net_t which[WORLD_STORES_MAX], peer[WORLD_STORES_MAX];
     kvs_store_options_t options = *from;
     char address[24] = "127.0.0.1:0";
-    which[i] = (world_net_t){world, i};
+    which[i] = (world_net_t){world, i, false};
+    peer[i] = (world_net_t){world, i, true};
+    world->peer_nets[i] = NULL;
     if (world->sim) {
         snprintf(address, sizeof(address), "store%u:0", i);
     }
     options.loop = world->loop;
     options.net_alloc = world_net_alloc;
     options.net_ctx = &which[i];
+    options.peer_net_ctx = &peer[i];
     options.data_address = address;
     options.instance_id[0] = (uint8_t)(i + 1);
     return kvs_store_alloc(&options, &world->stores[i]);
@@ -160,7 +167,7 @@ static inline void world_open(world_t *world, const world_options_t *options)
         assert_int_equal(world_store_start(world, i, &options->store), AS_OK);
     }
     assay_client_options_t client = options->client;
-    which = (world_net_t){world, WORLD_STORES_MAX};
+    which = (world_net_t){world, WORLD_STORES_MAX, false};
     client.loop = world->loop;
     client.net_alloc = world_net_alloc;
     client.net_ctx = &which;

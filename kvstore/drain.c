@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage "drain": a store that is about to end hands its blocks to other stores.
+//
+//   OFF -> TELLING -> HANDING -> PARTING -> OVER
+//
+//   TELLING  the scheduler is told, so that nothing more is placed here; its answer says who is left.
+//            From now on RESERVE is refused. Reads are served until the end.
+//   HANDING  blocks go out, most recently used first and none before its parents, as many at a time as
+//            may be under way. What a store could not take is tried again with the next round.
+//   PARTING  all is handed over, or the time is over, or there is nobody to hand to. Readers get a
+//            moment to let go of what they read; the scheduler is told that this store is gone.
+//   OVER     the owner is told, and ends the store.
+//
+// What a block's other stores have already they say (peers.c): so only what has too few copies is sent.
+// Blocks that are on disk only stay there, for a later start.
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/log.h"
+#include "kvstore/store.h"
+
+#define TELL_US   1000000u // without an answer of the scheduler what was known before counts
+#define ROUND_US  100000u  // between two rounds
+#define STALL_US  6000000u // nobody has taken anything for so long: nobody will
+#define PART_US   1000000u // for readers, and whoever watches
+#define LOOK_US   20000u
+#define UNDER_WAY 8u
+#define BYTES_MAX (16u << 20) // of those under way; one block may be larger
+#define LOOKS_MAX 4096u       // blocks begun with in one turn of the loop
+
+typedef enum phase { OFF, TELLING, HANDING, PARTING, OVER } phase_t;
+
+struct kvs_drain {
+    kvs_store_t *store;
+    phase_t phase;
+    kvs_drain_stat_t stat;
+    as_timer_t *timer;
+    uint32_t *order; // ids of the index
+    uint32_t count, next;
+    uint32_t again; // of this round: the first so many of `order` are to be tried again
+    uint32_t under_way;
+    size_t under_way_bytes;
+    uint64_t began_us, until_us, progress_us, parting_us;
+    uint64_t looked_us; // when somebody last asked how far it is
+    bool told_leaving;
+};
+
+static uint64_t now(const kvs_drain_t *drain)
+{
+    return as_loop_now_us(drain->store->options.loop);
+}
+
+// ---- the order
+
+typedef struct used {
+    uint32_t id;
+    uint32_t used;
+} used_t;
+
+static int newest_first(const void *left, const void *right)
+{
+    const used_t *a = left, *b = right;
+    return a->used < b->used ? 1 : a->used > b->used ? -1 : 0;
+}
+
+static bool is_wanted(const kvs_block_t *block)
+{
+    return block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL;
+}
+
+// The block behind all of its parents that are not in the order yet.
+static void order_add(kvs_drain_t *drain, uint32_t id, uint8_t *is_in)
+{
+    const kvs_index_t *index = drain->store->index;
+    uint32_t first = drain->count;
+    while (!is_in[id]) {
+        is_in[id] = 1;
+        drain->order[drain->count++] = id;
+        const kvs_block_t *block = kvs_index_at(index, id);
+        const kvs_block_t *parent =
+            kvs_index_find(index, &block->spec.parent, kvs_realm_of(&block->spec));
+        id = parent ? kvs_index_id(index, parent) : id;
+    }
+    for (uint32_t last = drain->count; first + 1 < last; first++) {
+        uint32_t other = drain->order[--last];
+        drain->order[last] = drain->order[first];
+        drain->order[first] = other;
+    }
+}
+
+static as_status_t order_make(kvs_drain_t *drain)
+{
+    const kvs_index_t *index = drain->store->index;
+    uint32_t all = kvs_index_blocks_max(index), count = 0;
+    used_t *blocks = as_mem_alloc(kvs_index_count(index, KVS_SEALED) * sizeof(used_t) + 1);
+    uint8_t *is_in = as_mem_zalloc(all, 1);
+    drain->order = as_mem_alloc(kvs_index_count(index, KVS_SEALED) * sizeof(uint32_t) + 1);
+    as_status_t status = blocks && is_in && drain->order ? AS_OK : AS_ERR_NO_MEMORY;
+    for (uint32_t id = 0; status == AS_OK && id < all; id++) {
+        const kvs_block_t *block = kvs_index_at(index, id);
+        if (is_wanted(block)) {
+            blocks[count++] = (used_t){id, block->used};
+            drain->stat.bytes += block->bytes;
+        }
+    }
+    if (status == AS_OK) {
+        qsort(blocks, count, sizeof(*blocks), newest_first);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        order_add(drain, blocks[i].id, is_in);
+    }
+    drain->stat.blocks = count;
+    as_mem_free(blocks);
+    as_mem_free(is_in);
+    return status;
+}
+
+// ---- the end
+
+static void on_left(void *ctx)
+{
+    kvs_drain_t *drain = ctx;
+    if (drain->phase != OVER) {
+        drain->phase = OVER;
+        as_timer_stop(drain->timer);
+        const kvs_store_options_t *options = &drain->store->options;
+        if (options->on_drained) {
+            options->on_drained(options->drained_ctx);
+        }
+    }
+}
+
+static void part(kvs_drain_t *drain, const char *why)
+{
+    if (drain->phase >= PARTING) {
+        return;
+    }
+    kvs_drain_stat_t *stat = &drain->stat;
+    drain->phase = PARTING;
+    drain->parting_us = now(drain);
+    stat->running = false;
+    stat->took_us = drain->parting_us - drain->began_us;
+    AS_INFO("drain",
+            "%s after %llu ms: of %llu blocks %llu were handed over, %llu had copies, "
+            "%llu end with this store",
+            why, (unsigned long long)stat->took_us / 1000, (unsigned long long)stat->blocks,
+            (unsigned long long)stat->handed_blocks, (unsigned long long)stat->kept_blocks,
+            (unsigned long long)(stat->blocks - stat->handed_blocks - stat->kept_blocks));
+    as_timer_start(drain->timer, 0);
+}
+
+// Waits for readers, and for whoever has watched and not yet seen the end.
+static void part_some(kvs_drain_t *drain)
+{
+    uint64_t now_us = now(drain);
+    bool is_read = kvs_leases_count(drain->store->leases) > 0;
+    bool is_unseen = drain->looked_us + PART_US > now_us && drain->looked_us <= drain->parting_us;
+    if (drain->told_leaving) {
+        on_left(drain); // the scheduler did not answer
+    } else if (((is_read && drain->stat.handed_blocks > 0) || is_unseen) &&
+               now_us < drain->parting_us + PART_US) {
+        as_timer_start(drain->timer, LOOK_US);
+    } else {
+        drain->told_leaving = true;
+        bool asks = kvs_report_leave(drain->store->report, on_left, drain);
+        as_timer_start(drain->timer, asks ? TELL_US : 0);
+    }
+}
+
+// ---- handing over
+
+static void hand_soon(kvs_drain_t *drain)
+{
+    if (drain->phase == HANDING) {
+        as_timer_start(drain->timer, 0);
+    }
+}
+
+static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
+{
+    kvs_drain_t *drain = ctx;
+    kvs_store_t *store = drain->store;
+    kvs_drain_stat_t *stat = &drain->stat;
+    drain->under_way--;
+    drain->under_way_bytes -= block->bytes;
+    if (status == AS_OK) {
+        stat->handed_blocks++;
+        stat->handed_bytes += block->bytes;
+        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BLOCKS], 1);
+        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], block->bytes);
+    } else if (status == AS_ERR_EXISTS) {
+        stat->kept_blocks++;
+    } else {
+        AS_DEBUG("drain", "a block was not taken: %s", as_status_str(status));
+        drain->order[drain->again++] = kvs_index_id(store->index, block);
+        kvs_report_beat(store->report); // is that store still there?
+    }
+    if (status == AS_OK || status == AS_ERR_EXISTS) {
+        drain->progress_us = now(drain);
+    }
+    hand_soon(drain);
+}
+
+// Whether another can be begun with.
+static bool hand_one(kvs_drain_t *drain)
+{
+    kvs_store_t *store = drain->store;
+    uint32_t id = drain->order[drain->next];
+    kvs_block_t *block = kvs_index_at(store->index, id);
+    if (!is_wanted(block)) { // dropped meanwhile
+        drain->next++;
+        drain->stat.blocks--;
+        return true;
+    }
+    if (drain->under_way > 0 && drain->under_way_bytes + block->bytes > BYTES_MAX) {
+        return false;
+    }
+    as_status_t status = kvs_push(store, block, kvs_peers_replicas(store), on_pushed, drain);
+    if (status == AS_ERR_BUSY) {
+        return false; // whoever has the room gives it back
+    }
+    drain->next++;
+    if (status == AS_OK) {
+        drain->under_way++;
+        drain->under_way_bytes += block->bytes;
+    } else {
+        drain->order[drain->again++] = id;
+    }
+    return true;
+}
+
+static void hand_some(kvs_drain_t *drain)
+{
+    for (uint32_t looks = 0; drain->next < drain->count && drain->under_way < UNDER_WAY; looks++) {
+        if (looks == LOOKS_MAX || !hand_one(drain)) {
+            break;
+        }
+    }
+    if (now(drain) >= drain->progress_us + STALL_US) {
+        part(drain, "no store has taken a block for a while");
+    } else if (drain->next == drain->count && drain->under_way == 0 && drain->again == 0) {
+        part(drain, "done");
+    } else if (drain->next == drain->count && drain->under_way == 0) { // another round
+        drain->count = drain->again;
+        drain->next = drain->again = 0;
+        as_timer_start(drain->timer, ROUND_US);
+    } else {
+        as_timer_start(drain->timer, LOOK_US);
+    }
+}
+
+static void hand_begin(kvs_drain_t *drain)
+{
+    kvs_store_t *store = drain->store;
+    drain->phase = HANDING;
+    drain->progress_us = now(drain);
+    if (kvs_peers_others(store) == 0) {
+        drain->stat.blocks = kvs_index_count(store->index, KVS_SEALED);
+        part(drain, "there is no other store to hand blocks to; ended");
+    } else if (order_make(drain) != AS_OK) {
+        part(drain, "no memory for the list of blocks; ended");
+    } else {
+        AS_INFO("drain", "handing %llu blocks of %llu MiB to %u stores",
+                (unsigned long long)drain->stat.blocks, (unsigned long long)drain->stat.bytes >> 20,
+                kvs_peers_others(store));
+        as_timer_start(drain->timer, 0);
+    }
+}
+
+void kvs_drain_on_peers(kvs_store_t *store, bool told)
+{
+    kvs_drain_t *drain = store->drain;
+    if (drain->phase == TELLING && told) {
+        hand_begin(drain);
+    } else if (drain->phase == HANDING && kvs_peers_others(store) == 0) {
+        part(drain, "the last store to hand blocks to has gone; ended");
+    }
+}
+
+// ---- its life
+
+static void on_timer(void *ctx)
+{
+    kvs_drain_t *drain = ctx;
+    if (drain->phase < PARTING && now(drain) >= drain->until_us) {
+        part(drain, "the time is over");
+    } else if (drain->phase == TELLING) {
+        hand_begin(drain);
+    } else if (drain->phase == HANDING) {
+        hand_some(drain);
+    } else if (drain->phase == PARTING) {
+        part_some(drain);
+    }
+}
+
+as_status_t kvs_drain_alloc(kvs_store_t *store)
+{
+    kvs_drain_t *drain = as_mem_zalloc(1, sizeof(*drain));
+    if (!drain) {
+        return AS_ERR_NO_MEMORY;
+    }
+    store->drain = drain;
+    drain->store = store;
+    return as_timer_alloc(store->options.loop, on_timer, drain, &drain->timer);
+}
+
+void kvs_drain_free(kvs_store_t *store)
+{
+    kvs_drain_t *drain = store->drain;
+    if (drain) {
+        as_timer_free(drain->timer);
+        as_mem_free(drain->order);
+        as_mem_free(drain);
+        store->drain = NULL;
+    }
+}
+
+bool kvs_drain_is_on(const kvs_store_t *store)
+{
+    return store->drain->phase != OFF;
+}
+
+void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us)
+{
+    kvs_drain_t *drain = store->drain;
+    if (drain->phase != OFF) {
+        return;
+    }
+    AS_INFO("drain", "draining for at most %llu ms", (unsigned long long)timeout_us / 1000);
+    drain->phase = TELLING;
+    drain->began_us = now(drain);
+    drain->until_us = drain->began_us + timeout_us;
+    drain->stat.running = true;
+    as_metric_set(&kvs_metrics[KVS_METRIC_DRAINING], 1);
+    bool asks = kvs_report_beat(store->report);
+    as_timer_start(drain->timer, asks && timeout_us > TELL_US ? TELL_US : asks ? timeout_us : 0);
+}
+
+void kvs_store_drain_stat(kvs_store_t *store, kvs_drain_stat_t *stat_p)
+{
+    kvs_drain_t *drain = store->drain;
+    drain->looked_us = now(drain);
+    *stat_p = drain->stat;
+    stat_p->is_over = drain->phase >= PARTING;
+    if (drain->stat.running) {
+        stat_p->took_us = now(drain) - drain->began_us;
+    }
+}

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// The other stores: which there are, where the copies of a block belong, and handing one to them.
+//
+// The scheduler's answers tell the stores. Those that are alive and do not drain are where blocks are
+// placed, this one among them, by the client's own rule (client/place.c): so every store computes
+// which ones have the copies of a block, and where one is missing.
+//
+// A block is handed over by an ordinary put of the client library, with the checksums that it was
+// stored with. A store that has it says EXISTS, and nothing is sent; so handing over is also how a
+// store asks whether others have a block, and two that hand over the same one send it once. Where
+// stores ask for tokens, each signs one of its own, with the cluster's key.
+#include <string.h>
+
+#include "client/client.h"
+#include "common/assert.h"
+#include "common/log.h"
+#include "kvstore/store.h"
+#include "proto/scheduler.pb-c.h"
+
+#define PUSH_DEADLINE_US 5000000u // of one block
+#define TOKEN_S          600u     // that a token of ours holds
+#define TOKEN_RENEW_US   60000000u
+
+typedef struct push {
+    kvs_store_t *store;
+    kvs_block_t *block; // pinned
+    uint32_t asked, copies;
+    kvs_push_done_fn done;
+    void *ctx;
+} push_t;
+
+struct kvs_peers {
+    assay_store_t members[ASSAY_STORES_MAX]; // where blocks are placed
+    uint32_t count;
+    uint32_t replicas;
+    assay_client_t *client;  // made when it is first needed
+    uint64_t token_renew_us; // the client is given a new token then
+    as_pool_t *pushes;
+    uint32_t under_way; // pushes
+};
+
+as_status_t kvs_peers_alloc(kvs_store_t *store)
+{
+    kvs_peers_t *peers = as_mem_zalloc(1, sizeof(*peers));
+    if (!peers) {
+        return AS_ERR_NO_MEMORY;
+    }
+    store->peers = peers;
+    peers->replicas = 1;
+    return as_pool_alloc("kvs pushes", sizeof(push_t), KVS_PUSHES_MAX, &peers->pushes);
+}
+
+void kvs_peers_free(kvs_store_t *store)
+{
+    kvs_peers_t *peers = store->peers;
+    if (!peers) {
+        return;
+    }
+    assay_client_free(peers->client); // what is under way is called back now
+    AS_ASSERT(peers->under_way == 0);
+    as_pool_free(peers->pushes);
+    as_mem_free(peers);
+    store->peers = NULL;
+}
+
+// ---- which there are
+
+// The client puts to the others only.
+static void tell_client(kvs_store_t *store)
+{
+    const kvs_peers_t *peers = store->peers;
+    assay_store_t others[ASSAY_STORES_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        if (peers->members[i].node_id != store->node_id) {
+            others[count++] = peers->members[i];
+        }
+    }
+    if (peers->client) {
+        assay_client_set_stores(peers->client, others, count);
+    }
+}
+
+static void add_member(kvs_peers_t *peers, const Assay__StoreNode *node)
+{
+    size_t bytes = strlen(node->data_address) + 1;
+    if (peers->count < ASSAY_STORES_MAX && bytes <= ASSAY_ADDRESS_BYTES_MAX) {
+        assay_store_t *member = &peers->members[peers->count++];
+        *member = (assay_store_t){.node_id = node->node_id, .capacity_bytes = node->capacity_bytes};
+        memcpy(member->data_address, node->data_address, bytes);
+    }
+}
+
+void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t count)
+{
+    kvs_peers_t *peers = store->peers;
+    bool drains = false;
+    peers->count = 0;
+    for (size_t i = 0; i < count; i++) {
+        const Assay__StoreNode *node = nodes[i];
+        drains |= node->node_id == store->node_id && node->draining;
+        if (node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE && !node->draining) {
+            add_member(peers, node);
+        }
+    }
+    tell_client(store);
+    kvs_drain_on_peers(store, drains);
+}
+
+void kvs_peers_set_replicas(kvs_store_t *store, uint32_t replicas)
+{
+    replicas = replicas > 0 ? replicas : 1; // 0: a scheduler that knows of none
+    store->peers->replicas = replicas < ASSAY_REPLICAS_MAX ? replicas : ASSAY_REPLICAS_MAX;
+}
+
+uint32_t kvs_peers_replicas(const kvs_store_t *store)
+{
+    return store->peers->replicas;
+}
+
+uint32_t kvs_peers_others(const kvs_store_t *store)
+{
+    const kvs_peers_t *peers = store->peers;
+    uint32_t others = 0;
+    for (uint32_t i = 0; i < peers->count; i++) {
+        others += peers->members[i].node_id != store->node_id;
+    }
+    return others;
+}
+
+static as_key_t key_of_place(uint64_t place)
+{
+    as_key_t key = {{0}};
+    memcpy(key.bytes, &place, sizeof(place)); // as_key_hash of it is the place
+    return key;
+}
+
+kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place)
+{
+    const kvs_peers_t *peers = store->peers;
+    uint64_t ids[ASSAY_STORES_MAX];
+    const as_key_t key = key_of_place(place);
+    uint32_t ranked = assay_rank(peers->members, peers->count, &key, ids, ASSAY_STORES_MAX);
+    uint32_t rank = 0;
+    while (rank < ranked && ids[rank] != store->node_id) {
+        rank++;
+    }
+    bool is_placed = rank < ranked && rank < peers->replicas;
+    return (kvs_share_t){rank, is_placed ? peers->replicas - 1 : peers->replicas};
+}
+
+// ---- handing a block over
+
+static as_status_t client_make(kvs_store_t *store)
+{
+    assay_client_options_t options;
+    assay_client_options_init(&options);
+    options.loop = store->options.loop;
+    options.net_alloc = store->options.net_alloc;
+    options.net_ctx = store->options.peer_net_ctx;
+    options.puts_max = KVS_PUSHES_MAX;
+    options.fetches_max = 1;
+    as_status_t status = assay_client_alloc(&options, &store->peers->client);
+    if (status == AS_OK) {
+        tell_client(store);
+    }
+    return status;
+}
+
+// Other stores admit us as a peer, which names the tenant of each block.
+static void token_renew(kvs_store_t *store)
+{
+    kvs_peers_t *peers = store->peers;
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    as_token_sealed_t token;
+    if (now_us >= peers->token_renew_us && kvs_admit_peer(store, TOKEN_S, &token)) {
+        assay_client_set_token(peers->client, &token);
+        peers->token_renew_us = now_us + TOKEN_RENEW_US;
+    }
+}
+
+static void on_put(void *ctx, as_status_t status, uint64_t node_id)
+{
+    (void)node_id;
+    const push_t push = *(push_t *)ctx;
+    kvs_store_t *store = push.store;
+    as_pool_give(store->peers->pushes, ctx);
+    store->peers->under_way--;
+    if ((status == AS_OK || status == AS_ERR_EXISTS) && push.copies < push.asked) {
+        status = AS_ERR_BUSY; // some store did not take it
+    }
+    push.done(push.ctx, push.block, status);
+    kvs_index_unpin(store->index, push.block);
+}
+
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kvs_push_done_fn done,
+                     void *ctx)
+{
+    kvs_peers_t *peers = store->peers;
+    const kvs_spec_t *spec = &block->spec;
+    uint32_t others = kvs_peers_others(store);
+    uint64_t left_ms = (kvs_expiry_left_us(store, spec) + 999) / 1000;
+    if (spec->expires_us != 0 && left_ms == 0) {
+        return AS_ERR_NOT_FOUND;
+    }
+    as_status_t status = peers->client ? AS_OK : client_make(store);
+    push_t *push = status == AS_OK ? as_pool_take(peers->pushes) : NULL;
+    if (!push) {
+        return status == AS_OK ? AS_ERR_BUSY : status;
+    }
+    *push = (push_t){.store = store,
+                     .block = block,
+                     .asked = copies < others ? copies : others,
+                     .done = done,
+                     .ctx = ctx};
+    const assay_put_args_t args = {
+        .shape = {spec->layers, 1, 1, 16, spec->tokens, AS_ELEMENT_F16},
+        .namespace_key = spec->namespace_key,
+        .key = spec->key,
+        .parent = spec->parent,
+        .run_key = key_of_place(spec->place),
+        .token_count = spec->tokens,
+        .block = kvs_index_extent(store->index, block, 0),
+        .crcs = kvs_index_crcs(store->index, block),
+        .extent_bytes = spec->extent_bytes,
+        .tenant = spec->tenant,
+        .ttl_ms = left_ms < UINT32_MAX ? (uint32_t)left_ms : UINT32_MAX,
+        .replicas = push->asked,
+        .copies_p = &push->copies,
+        .deadline_us = PUSH_DEADLINE_US,
+        .on_done = on_put,
+        .ctx = push,
+    };
+    assay_put_t *put;
+    token_renew(store);
+    status = assay_put_start(peers->client, &args, &put);
+    if (status != AS_OK) {
+        as_pool_give(peers->pushes, push);
+        return status;
+    }
+    kvs_index_pin(store->index, block);
+    peers->under_way++;
+    return AS_OK;
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// A store that drains: what only it has goes to other stores, hottest first and no child before its
+// parent; reads go on; whatever happens to the others, it ends in time.
+#include "peers_world.h"
+
+#define S 1000000ull
+
+static int end(void **state)
+{
+    (void)state;
+    peers_close();
+    as_log_set_level(AS_LOG_INFO);
+    return 0;
+}
+
+static void begin(uint32_t stores, uint32_t replicas)
+{
+    world_options_t options = world_defaults(true);
+    options.stores = stores;
+    as_log_set_level(AS_LOG_WARN);
+    peers_open(&options, replicas);
+}
+
+static kvs_drain_stat_t drain_of(uint32_t store)
+{
+    kvs_drain_stat_t stat;
+    kvs_store_drain_stat(world.stores[store], &stat);
+    return stat;
+}
+
+static void drain(uint32_t store, uint64_t timeout_us)
+{
+    kvs_store_drain(world.stores[store], timeout_us);
+    assert_false(peers.drained[store]); // never from inside
+    assert_true(world_run(&world, &peers.drained[store]));
+}
+
+// The store with the most blocks.
+static uint32_t fullest(void)
+{
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < world.store_count; i++) {
+        best = peers_stat(i).blocks > peers_stat(best).blocks ? i : best;
+    }
+    return best;
+}
+
+static void what_only_it_has_is_at_the_other_stores_afterwards(void **state)
+{
+    (void)state;
+    begin(3, 1);
+    put_chain(&world, 64);
+    uint32_t from = fullest();
+    uint64_t own = peers_stat(from).blocks;
+    assert_true(own > 0);
+    uint64_t began_us = as_loop_now_us(world.loop);
+    drain(from, 30 * S);
+    assert_true(as_loop_now_us(world.loop) - began_us < 3 * S);
+    kvs_drain_stat_t stat = drain_of(from);
+    assert_true(stat.is_over && !stat.running);
+    assert_int_equal(stat.blocks, own);
+    assert_int_equal(stat.handed_blocks, own);
+    assert_int_equal(stat.handed_bytes, own * as_block_bytes(&world.shape));
+    assert_int_equal(stat.kept_blocks, 0);
+    peers_store_end(from, false);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 64}); // by placement
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 64);
+    sch_node_t *node = sch_cluster_at(peers.scheduler->cluster, from);
+    assert_int_equal(node->state, ASSAY__NODE_STATE__NODE_STATE_DEAD); // it said so
+}
+
+static void of_what_has_copies_enough_nothing_is_sent(void **state)
+{
+    (void)state;
+    begin(3, 2);
+    put_chain(&world, 64);
+    uint64_t own = peers_stat(0).blocks, sent = 0;
+    for (uint32_t i = 0; i < 64; i++) {
+        sent += peers_has(0, i);
+    }
+    assert_int_equal(own, sent);
+    drain(0, 30 * S);
+    kvs_drain_stat_t stat = drain_of(0);
+    assert_int_equal(stat.handed_blocks, own); // a third store takes the second copy
+    peers_store_end(0, false);
+    for (uint32_t i = 0; i < 64; i++) {
+        assert_int_equal(peers_copies(i), 2);
+    }
+    world_pass(&world, 2 * S);
+    drain(1, 30 * S); // the last but one: all are at the other
+    assert_int_equal(drain_of(1).handed_blocks, 0);
+    assert_int_equal(drain_of(1).kept_blocks, 64);
+}
+
+static void nothing_new_is_taken_and_all_can_be_read(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    put_chain(&world, 32);
+    kvs_store_drain(world.stores[0], 30 * S);
+    world_pass(&world, 100); // the client does not know yet
+    for (uint32_t i = 32; i < 64; i++) {
+        as_status_t status = put_block(&world, i);
+        assert_true(status == AS_OK || status == AS_ERR_BUSY);
+        assert_false(peers_has(0, i));
+    }
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 32});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 32);
+    assert_true(world_run(&world, &peers.drained[0]));
+}
+
+// In the time for some blocks only those used last go, each with all its parents.
+static void the_hottest_go_first_and_parents_before_children(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    put_chain(&world, 60);
+    uint32_t from = fullest(), own = 0;
+    uint64_t ids[60];
+    for (uint32_t i = 0; i < 60; i++) {
+        own += peers_has(from, i);
+        ids[i] = kvs_store_node_id(world.stores[peers_has(from, i) ? from : 1 - from]);
+    }
+    assert_true(own >= 28); // two runs of the chain, at least
+    uint32_t hot = 0;       // the first run that is here is used again
+    while (!peers_has(from, hot)) {
+        hot++;
+    }
+    fetch_result_t result =
+        fetch_chain(&world, (fetch_ask_t){.first = hot, .count = 8, .node_ids = ids + hot});
+    assert_int_equal(result.status, AS_OK);
+    const as_sim_faults_t slow = {
+        .delay_us_min = 20, .delay_us_max = 50, .bandwidth_bytes_per_s = 1 << 20};
+    as_sim_set_faults(world.sim, &slow); // 8 KiB blocks: 128 a second
+    drain(from, 150000);
+    kvs_drain_stat_t stat = drain_of(from);
+    assert_in_range(stat.handed_blocks, 8, own - 1);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_true(peers_has(1 - from, hot + i));
+    }
+    for (uint32_t i = 1; i < 60; i++) {
+        bool is_run_start = i % AS_RUN_BLOCKS == 0;
+        assert_true(is_run_start || !peers_has(1 - from, i) || peers_has(1 - from, i - 1));
+    }
+}
+
+static void the_last_store_ends_at_once(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    put_chain(&world, 5);
+    uint64_t began_us = as_loop_now_us(world.loop);
+    drain(0, 30 * S);
+    assert_true(as_loop_now_us(world.loop) - began_us < S / 10);
+    assert_int_equal(drain_of(0).blocks, 5);
+    assert_int_equal(drain_of(0).handed_blocks, 0);
+}
+
+static void without_a_scheduler_it_ends_too(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    put_chain(&world, 5);
+    as_sim_rpc_set_down(world.sim, "scheduler", true);
+    uint32_t from = peers_has(0, 0) ? 0 : 1;
+    drain(from, 30 * S); // it goes by what it knew
+    assert_int_equal(drain_of(from).handed_blocks, 5);
+    peers_store_end(from, false);
+    drain(1 - from, 30 * S);
+    assert_int_equal(drain_of(1 - from).handed_blocks, 0);
+    as_sim_rpc_set_down(world.sim, "scheduler", false);
+}
+
+static void all_that_drain_at_once_end_soon(void **state)
+{
+    (void)state;
+    begin(3, 2);
+    put_chain(&world, 64);
+    for (uint32_t i = 0; i < 3; i++) {
+        kvs_store_drain(world.stores[i], 30 * S);
+    }
+    uint64_t began_us = as_loop_now_us(world.loop);
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_true(world_run(&world, &peers.drained[i]));
+    }
+    assert_true(as_loop_now_us(world.loop) - began_us < 3 * S);
+}
+
+static void a_store_that_dies_or_stalls_under_a_drain_is_left_out(void **state)
+{
+    (void)state;
+    for (uint32_t run = 0; run < 2; run++) {
+        begin(3, 1);
+        put_chain(&world, 64);
+        kvs_store_drain(world.stores[0], 20 * S);
+        world_pass(&world, 500);
+        if (run == 0) {
+            peers_store_end(1, true);
+        } else {
+            as_sim_stop(world.sim, world.store_nets[1]);
+        }
+        uint64_t began_us = as_loop_now_us(world.loop);
+        assert_true(world_run(&world, &peers.drained[0]));
+        assert_true(as_loop_now_us(world.loop) - began_us < 22 * S);
+        if (run == 0) {
+            peers_close();
+        } else {
+            as_sim_resume(world.sim, world.store_nets[1]);
+        }
+    }
+}
+
+static void a_block_whose_bytes_are_bad_is_not_passed_on(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    put_chain(&world, 16);
+    uint32_t from = peers_has(0, 0) ? 0 : 1;
+    kvs_block_t *block = kvs_index_find(world.stores[from]->index, &world.keys[3], AS_WIRE_FULL);
+    kvs_index_extent(world.stores[from]->index, block, 1)[7] ^= 4;
+    as_log_set_level(AS_LOG_ERROR);
+    drain(from, 3 * S);
+    assert_int_equal(drain_of(from).handed_blocks, 15);
+    assert_false(peers_has(1 - from, 3));
+}
+
+static void a_network_that_loses_and_damages_costs_no_block(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 10; seed++) {
+        world_options_t options = world_defaults(true);
+        options.stores = 3;
+        options.seed = seed;
+        as_log_set_level(AS_LOG_ERROR + 1);
+        peers_open(&options, 1);
+        put_chain(&world, 64);
+        uint32_t from = fullest();
+        uint64_t own = peers_stat(from).blocks;
+        const as_sim_faults_t faults = {
+            .loss_ppm = 5000, .corrupt_ppm = 5000, .delay_us_min = 20, .delay_us_max = 3000};
+        as_sim_set_faults(world.sim, &faults);
+        drain(from, 60 * S);
+        kvs_drain_stat_t stat = drain_of(from);
+        assert_int_equal(stat.handed_blocks + stat.kept_blocks, own);
+        as_sim_set_faults(world.sim, &(as_sim_faults_t){.delay_us_max = 100});
+        peers_store_end(from, false);
+        fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 64});
+        assert_int_equal(result.status, AS_OK);
+        assert_int_equal(result.block_count, 64);
+        if (seed < 10) {
+            peers_close();
+        }
+    }
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, end)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(what_only_it_has_is_at_the_other_stores_afterwards),
+        TEST(of_what_has_copies_enough_nothing_is_sent),
+        TEST(nothing_new_is_taken_and_all_can_be_read),
+        TEST(the_hottest_go_first_and_parents_before_children),
+        TEST(the_last_store_ends_at_once),
+        TEST(without_a_scheduler_it_ends_too),
+        TEST(all_that_drain_at_once_end_soon),
+        TEST(a_store_that_dies_or_stalls_under_a_drain_is_left_out),
+        TEST(a_block_whose_bytes_are_bad_is_not_passed_on),
+        TEST(a_network_that_loses_and_damages_costs_no_block),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
