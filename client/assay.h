@@ -97,7 +97,9 @@ enum {
     // the scheduler does not place.
     ASSAY_PREFIX = 1u,
     // put: ASSAY_OK and ASSAY_EXISTS say that a power cut can no longer lose the block
-    ASSAY_DURABLE = 2u
+    ASSAY_DURABLE = 2u,
+    // get: somebody waits for it; it overtakes gets without this, at the stores too
+    ASSAY_URGENT = 4u
 };
 
 // Runs once, in the client's own thread, when the operation is over and nothing refers to the
@@ -108,7 +110,7 @@ typedef void (*assay_done_fn)(void *ctx, assay_op_t *op, int result);
 
 typedef struct assay_request {
     uint32_t kind;  // assay_kind_t
-    uint32_t flags; // ASSAY_PREFIX, ASSAY_DURABLE
+    uint32_t flags; // ASSAY_PREFIX, ASSAY_DURABLE, ASSAY_URGENT
     // count times 32 bytes, copied. put: the chain from its first block on, of which keys[first] and
     // those behind it are put: blocks, buffer and results begin with that one.
     const uint8_t *keys;

@@ -83,7 +83,8 @@ static int check(const assay_request_t *request, as_shape_t *shape)
     }
     const char *name = names[request->kind];
     bool put = request->kind == ASSAY_KIND_PUT;
-    uint32_t known = put ? ASSAY_DURABLE : ASSAY_PREFIX;
+    static const uint32_t flags[] = {0, ASSAY_PREFIX, ASSAY_PREFIX | ASSAY_URGENT, ASSAY_DURABLE};
+    uint32_t known = flags[request->kind];
     if ((request->flags & ~known) || !is_zero(request->reserved, 7)) {
         return assay_fail(ASSAY_INVALID,
                           "%s: a flag or a reserved member is set that this version does not know",
@@ -198,6 +199,7 @@ static void fetch(assay_op_t *op)
         .node_ids = op->node_ids,
         .block_count = op->count,
         .deadline_us = assay_op_left_us(op),
+        .urgency = op->flags & ASSAY_URGENT ? ASSAY_URGENCY_KVFETCH : ASSAY_URGENCY_PREFIX,
         .buffer = op->buffer,
         .buffers = op->blocks,
         .layer_stride = extent_bytes,

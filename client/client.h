@@ -78,6 +78,14 @@ uint32_t assay_rank(const assay_store_t *stores, uint32_t store_count, const as_
 uint32_t assay_client_rank(const assay_client_t *client, const as_key_t *run_key,
                            uint64_t *node_ids, uint32_t max);
 
+// What gives way to what, on a link and at a store: the later ones get most of it.
+typedef enum assay_urgency {
+    ASSAY_URGENCY_PREFIX,  // in bulk
+    ASSAY_URGENCY_VERIFY,  // before a session's drafts run out
+    ASSAY_URGENCY_KVFETCH, // a decode step waits for it
+    ASSAY_URGENCY_COUNT
+} assay_urgency_t;
+
 typedef struct assay_fetch_args {
     as_shape_t shape;
     const as_key_t *keys; // blocks of one chain, ascending; copied
@@ -88,6 +96,8 @@ typedef struct assay_fetch_args {
     uint32_t block_count;
     uint64_t deadline_us; // from now
     uint32_t tenant;      // whose they are, where the token is a peer's; else 0
+    // How urgent it is, beside other fetches and at the store: what is less so gives way.
+    assay_urgency_t urgency;
     // Destination: layer_slots slots of layer_stride bytes; extent (layer, block b of this fetch)
     // goes to buffer + (layer % layer_slots) * layer_stride + b * as_extent_bytes(&shape). A slot
     // is reused only after assay_fetch_release(layer). layer_slots == layers brings everything.

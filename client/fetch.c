@@ -41,7 +41,7 @@ static uint32_t layers_of(const assay_fetch_args_t *args)
 static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
 {
     bool sound = args->keys && args->block_count > 0 && args->deadline_us > 0 && args->on_located &&
-                 args->on_done;
+                 args->on_done && args->urgency < ASSAY_URGENCY_COUNT;
     if (sound && args->block_count > AS_CHAIN_BLOCKS_MAX) {
         return AS_ERR_LIMIT;
     }
@@ -164,6 +164,7 @@ as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *
     }
     client->fetches = fetch;
     client->fetch_count++;
+    client->fetch_weights += assay_urgency_weight(args->urgency);
     assay_locate_start(fetch);
     on_timer(fetch); // starts the timer
     as_loop_post(client->options.loop, &fetch->pump);
@@ -401,6 +402,7 @@ static void fetch_done(assay_fetch_t *fetch)
     as_timer_stop(fetch->timer);
     fetch->state = FETCH_ENDED;
     client->fetch_count--;
+    client->fetch_weights -= assay_urgency_weight(fetch->args.urgency);
     bool whole = fetch->status == AS_OK || fetch->status == AS_ERR_CANCELLED;
     as_metric_add(&assay_metrics[ASSAY_METRIC_HOLES], !whole);
     as_metric_observe(&assay_metrics[ASSAY_METRIC_FETCH_US],

@@ -90,7 +90,7 @@ struct assay_link {
     uint8_t rkey_packed[AS_NET_RKEY_BYTES_MAX];
     size_t rkey_bytes;
     uint32_t reads_in_flight;
-    size_t bytes_in_flight;
+    size_t bytes_in_flight, urgent_bytes[ASSAY_URGENCY_COUNT]; // all; of each urgency
     link_rate_t rate;
     as_wire_read_t asking; // a READ that is being filled (read.c)
 };
@@ -280,6 +280,8 @@ static inline uint32_t assay_fetch_layers(const assay_fetch_t *fetch)
 uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer);
 
 // read.c
+uint32_t
+assay_urgency_weight(assay_urgency_t urgency); // its share of what a link may have in flight
 void assay_read_pump(assay_fetch_t *fetch);
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
@@ -303,6 +305,7 @@ struct assay_client {
     as_pool_t *puts_pool;
     assay_fetch_t *fetches;
     uint32_t fetch_count;
+    uint32_t fetch_weights; // of all fetches (assay_urgency_weight)
     assay_put_t *puts;
     uint32_t put_count;
     uint64_t conflict_told_us;

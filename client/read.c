@@ -60,6 +60,7 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
     }
     part->link->reads_in_flight++;
     part->link->bytes_in_flight += read_bytes(read);
+    part->link->urgent_bytes[fetch->args.urgency] += read_bytes(read);
     assay_rate_begin(part->link, assay_now_us(fetch->client));
     return read;
 }
@@ -84,6 +85,7 @@ static void read_give(assay_read_t *read)
     if (part->link->epoch == read->epoch) {
         part->link->reads_in_flight--;
         part->link->bytes_in_flight -= read_bytes(read);
+        part->link->urgent_bytes[fetch->args.urgency] -= read_bytes(read);
         assay_rate_end(part->link, assay_now_us(fetch->client), part->link->bytes_in_flight == 0);
     }
     as_pool_give(fetch->client->reads, read);
@@ -238,6 +240,7 @@ static as_status_t add_ask(assay_call_t *call)
     as_wire_read_t *asking = &call->link->asking;
     AS_ASSERT(asking->ask_count < AS_WIRE_ASKS_MAX);
     asking->lease_id = read->part->lease_id;
+    asking->urgency = read->part->fetch->args.urgency;
     asking->asks[asking->ask_count++] = (as_wire_ask_t){
         .request = assay_call_id(call),
         .layer_first = (uint16_t)read->layer,
@@ -402,11 +405,25 @@ static bool seek(assay_part_t *part)
     return false;
 }
 
+// The store's classes have the same numbers.
+_Static_assert((int)ASSAY_URGENCY_PREFIX == AS_WIRE_PREFIX &&
+                   (int)ASSAY_URGENCY_VERIFY == AS_WIRE_VERIFY &&
+                   (int)ASSAY_URGENCY_KVFETCH == AS_WIRE_KVFETCH &&
+                   (int)ASSAY_URGENCY_COUNT == AS_WIRE_CLASS_COUNT,
+               "urgency as on the wire");
+
+uint32_t assay_urgency_weight(assay_urgency_t urgency)
+{
+    static const uint32_t weights[ASSAY_URGENCY_COUNT] = {1, 4, 16};
+    return weights[urgency];
+}
+
 // A fetch's share of what a link may have in flight.
 static size_t share_bytes(const assay_part_t *part)
 {
     const assay_client_t *client = part->fetch->client;
-    return client->options.bytes_in_flight_max / client->fetch_count;
+    return client->options.bytes_in_flight_max / client->fetch_weights *
+           assay_urgency_weight(part->fetch->args.urgency);
 }
 
 // Whether so much has arrived that asking for more is worth a message.
@@ -415,13 +432,18 @@ static bool is_low(const assay_part_t *part)
     return part->outstanding == 0 || part->outstanding_bytes <= share_bytes(part) / 4 * 3;
 }
 
+// What is less urgent takes no room from it.
 static bool has_room(const assay_part_t *part)
 {
     const assay_client_t *client = part->fetch->client;
     const assay_link_t *link = part->link;
-    return part->outstanding == 0 || (link->reads_in_flight < link->asks_max &&
-                                      link->bytes_in_flight < client->options.bytes_in_flight_max &&
-                                      part->outstanding_bytes < share_bytes(part));
+    size_t bytes = 0;
+    for (uint32_t i = part->fetch->args.urgency; i < ASSAY_URGENCY_COUNT; i++) {
+        bytes += link->urgent_bytes[i];
+    }
+    return part->outstanding == 0 ||
+           (link->reads_in_flight < link->asks_max && bytes < client->options.bytes_in_flight_max &&
+            part->outstanding_bytes < share_bytes(part));
 }
 
 // Starts one read. False: no room for more now.

@@ -166,6 +166,7 @@ static as_status_t io_begin_fetch(gpw_transfer_t *t, uint64_t deadline_us)
                                .first_block = p->first_block,
                                .block_count = p->block_count,
                                .deadline_us = deadline_us,
+                               .urgency = p->urgency,
                                .buffer = p->buffer,
                                .layer_stride = p->layer_stride,
                                .layer_slots = p->layer_slots,

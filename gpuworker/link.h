@@ -55,6 +55,7 @@ typedef struct gpw_transfer_params {
     void *buffer;           // fetch
     size_t layer_stride;
     uint32_t layer_slots;
+    assay_urgency_t urgency;  // of a fetch
     as_key_t parent, run_key; // put
     const void *block;
 } gpw_transfer_params_t;

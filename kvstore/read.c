@@ -2,6 +2,11 @@
 // READ: extents of leased blocks, sent from the pool as they lie there, a message for each ask.
 // Nothing is copied; the blocks are pinned until the network is done with them, so a lease that
 // ends in the meantime does no harm.
+//
+// What is handed to the network leaves in that order. So only KVS_CONN_WINDOW_BYTES of a connection
+// are, and the rest waits here, where an urgent ask overtakes a large one: the classes send by
+// weighted turns (deficit round robin, Shreedhar and Varghese 1995). The turns are a connection's
+// own, so that a reader that takes nothing holds up nobody else.
 #include <string.h>
 
 #include "common/assert.h"
@@ -9,8 +14,17 @@
 #include "common/log.h"
 #include "kvstore/store.h"
 
-typedef struct read {
+#define QUANTUM_BYTES (64 << 10) // of a turn, times the weight of the class
+static const int64_t WEIGHTS[AS_WIRE_CLASS_COUNT] = {
+    [AS_WIRE_PREFIX] = 1,
+    [AS_WIRE_VERIFY] = 4,
+    [AS_WIRE_KVFETCH] = 64,
+};
+
+typedef struct kvs_read {
     kvs_conn_t *conn;
+    struct kvs_read *next; // of its class, while it waits
+    as_wire_ask_t ask;
     uint32_t count; // blocks
     uint32_t blocks[AS_WIRE_EXTENTS_MAX];
     as_net_iov_t iov[AS_WIRE_EXTENTS_MAX];
@@ -18,6 +32,8 @@ typedef struct read {
     size_t bytes;
     uint8_t *scratch; // of the fault site only
 } read_t;
+
+static void serve_turns(kvs_conn_t *conn);
 
 as_status_t kvs_reads_alloc(kvs_store_t *store)
 {
@@ -34,20 +50,31 @@ static void refuse(kvs_conn_t *conn, const as_wire_ask_t *ask, as_status_t statu
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
-static void on_sent(void *ctx, as_status_t status)
+// It is over: sent, refused, or nobody waits for it.
+static void read_end(read_t *read)
 {
-    read_t *read = ctx;
     kvs_conn_t *conn = read->conn;
     kvs_store_t *store = conn->store;
     for (uint32_t i = 0; i < read->count; i++) {
         kvs_index_unpin(store->index, kvs_index_at(store->index, read->blocks[i]));
     }
-    if (status == AS_OK) {
-        kvs_count(&store->counted.bytes_read, KVS_METRIC_BYTES_READ, read->bytes);
-    }
     as_mem_free(read->scratch);
     as_pool_give(store->reads, read);
     conn->reads--;
+    kvs_conn_drop(conn);
+}
+
+static void on_sent(void *ctx, as_status_t status)
+{
+    read_t *read = ctx;
+    kvs_conn_t *conn = read->conn;
+    if (status == AS_OK) {
+        kvs_count(&conn->store->counted.bytes_read, KVS_METRIC_BYTES_READ, read->bytes);
+    }
+    conn->turns.sending_bytes -= read->bytes;
+    kvs_conn_hold(conn);
+    read_end(read);
+    serve_turns(conn);
     kvs_conn_drop(conn);
 }
 
@@ -98,35 +125,115 @@ static bool is_sound(const as_wire_ask_t *ask)
            ask->index_first < AS_WIRE_KEYS_MAX;
 }
 
-static void serve_ask(kvs_conn_t *conn, uint64_t lease_id, const as_wire_ask_t *ask)
+// ---- turns
+
+static void wait_turn(read_t *read, uint32_t urgency)
+{
+    kvs_turns_t *turns = &read->conn->turns;
+    if (turns->last[urgency]) {
+        turns->last[urgency]->next = read;
+    } else {
+        turns->first[urgency] = read;
+    }
+    turns->last[urgency] = read;
+}
+
+static read_t *take_first(kvs_turns_t *turns, uint32_t urgency)
+{
+    read_t *read = turns->first[urgency];
+    turns->first[urgency] = read->next;
+    if (!read->next) {
+        turns->last[urgency] = NULL;
+        turns->credit[urgency] = 0; // who has nothing to send saves nothing up
+    }
+    read->next = NULL;
+    return read;
+}
+
+// The next to be sent, or NULL. A class that is alone waits for no turn.
+static read_t *take_next(kvs_turns_t *turns)
+{
+    uint32_t waiting = 0, one = 0;
+    for (uint32_t i = 0; i < AS_WIRE_CLASS_COUNT; i++) {
+        waiting += turns->first[i] != NULL;
+        one = turns->first[i] ? i : one;
+    }
+    if (waiting <= 1) {
+        return waiting == 1 ? take_first(turns, one) : NULL;
+    }
+    while (!turns->first[turns->turn] || turns->credit[turns->turn] <= 0) {
+        turns->turn = (turns->turn + 1) % AS_WIRE_CLASS_COUNT;
+        if (turns->first[turns->turn]) {
+            turns->credit[turns->turn] += WEIGHTS[turns->turn] * QUANTUM_BYTES;
+        }
+    }
+    read_t *read = turns->first[turns->turn];
+    turns->credit[turns->turn] -= (int64_t)read->bytes;
+    return take_first(turns, turns->turn);
+}
+
+static void send(read_t *read)
+{
+    kvs_conn_t *conn = read->conn;
+    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, read->ask.request)};
+    conn->turns.sending_bytes += read->bytes;
+    as_status_t status =
+        as_net_sendv(conn->net, &reply, sizeof(reply), read->iov, read->iov_count, on_sent, read);
+    if (status != AS_OK) {
+        conn->turns.sending_bytes -= read->bytes;
+        refuse(conn, &read->ask, status);
+        read_end(read);
+    }
+}
+
+static void serve_turns(kvs_conn_t *conn)
+{
+    read_t *read;
+    while (conn->net && conn->turns.sending_bytes < KVS_CONN_WINDOW_BYTES &&
+           (read = take_next(&conn->turns))) {
+        send(read);
+    }
+}
+
+void kvs_reads_end_conn(kvs_conn_t *conn)
+{
+    for (uint32_t i = 0; i < AS_WIRE_CLASS_COUNT; i++) {
+        while (conn->turns.first[i]) {
+            read_end(take_first(&conn->turns, i));
+        }
+    }
+}
+
+// ---- serving
+
+static void take_ask(kvs_conn_t *conn, const as_wire_read_t *ask, uint32_t i)
 {
     kvs_store_t *store = conn->store;
     read_t *read = conn->reads < KVS_CONN_READS_MAX ? as_pool_take(store->reads) : NULL;
     if (!read) {
-        refuse(conn, ask, AS_ERR_BUSY);
+        refuse(conn, &ask->asks[i], AS_ERR_BUSY);
         return;
     }
     read->conn = conn;
+    read->ask = ask->asks[i];
     conn->reads++;
     kvs_conn_hold(conn);
-    as_status_t status = gather(read, lease_id, ask);
-    if (status == AS_OK && as_fault(AS_FAULT_serve_read_corrupt)) {
+    as_status_t status = gather(read, ask->lease_id, &read->ask);
+    if (status != AS_OK) {
+        refuse(conn, &read->ask, status);
+        read_end(read);
+        return;
+    }
+    if (as_fault(AS_FAULT_serve_read_corrupt)) {
         corrupt(read);
     }
-    if (status == AS_OK) {
-        const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, ask->request)};
-        status = as_net_sendv(conn->net, &reply, sizeof(reply), read->iov, read->iov_count, on_sent,
-                              read);
-    }
-    if (status != AS_OK) {
-        on_sent(read, status);
-        refuse(conn, ask, status);
-    }
+    wait_turn(read, ask->urgency);
 }
 
 void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read)
 {
-    bool sound = read->ask_count > 0 && read->ask_count <= AS_WIRE_ASKS_MAX;
+    bool sound = read->ask_count > 0 && read->ask_count <= AS_WIRE_ASKS_MAX &&
+                 read->urgency < AS_WIRE_CLASS_COUNT;
     for (uint32_t i = 0; sound && i < read->ask_count; i++) {
         sound = is_sound(&read->asks[i]);
     }
@@ -135,8 +242,9 @@ void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read)
         return;
     }
     kvs_conn_hold(conn);
-    for (uint32_t i = 0; i < read->ask_count && conn->net; i++) {
-        serve_ask(conn, read->lease_id, &read->asks[i]);
+    for (uint32_t i = 0; i < read->ask_count; i++) {
+        take_ask(conn, read, i);
     }
+    serve_turns(conn);
     kvs_conn_drop(conn);
 }

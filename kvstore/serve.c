@@ -66,15 +66,17 @@ void kvs_conn_drop(kvs_conn_t *conn)
 void kvs_conn_close(kvs_conn_t *conn)
 {
     kvs_store_t *store = conn->store;
-    if (!conn->net) {
+    as_conn_t *net_conn = conn->net;
+    if (!net_conn) {
         return;
     }
-    as_conn_set_user(conn->net, NULL);
-    as_net_close(conn->net);
     conn->net = NULL;
     conn->ops++; // stays while its reservations end
+    as_conn_set_user(net_conn, NULL);
+    as_net_close(net_conn);
     kvs_lease_end_owner(store->leases, &conn->leases);
     kvs_puts_end_conn(conn);
+    kvs_reads_end_conn(conn);
     if (conn->prev) {
         conn->prev->next = conn->next;
     } else {

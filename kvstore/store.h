@@ -18,7 +18,10 @@
 #define KVS_CONN_ASKS_MAX 256u // asks in flight on one connection, as its client is told
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
-#define KVS_CONN_READS_MAX  (2 * KVS_CONN_ASKS_MAX)
+#define KVS_CONN_READS_MAX (2 * KVS_CONN_ASKS_MAX)
+#define KVS_CONN_WINDOW_BYTES                                                                      \
+    (2u                                                                                            \
+     << 20) // of a connection, handed to the network and not known to be sent; one ask may exceed it
 #define KVS_PROMOTIONS_MAX  256u    // blocks being read from disk
 #define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
 #define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
@@ -78,6 +81,16 @@ typedef enum kvs_metric {
 } kvs_metric_t;
 extern as_metric_t kvs_metrics[KVS_METRIC_COUNT];
 
+struct kvs_read;
+
+// What a connection has asked for and was not handed to the network yet, by class (read.c).
+typedef struct kvs_turns {
+    struct kvs_read *first[AS_WIRE_CLASS_COUNT], *last[AS_WIRE_CLASS_COUNT];
+    int64_t credit[AS_WIRE_CLASS_COUNT]; // bytes that the class may still send in its turn
+    uint32_t turn;                       // whose it is
+    size_t sending_bytes;                // handed to the network and not known to be sent
+} kvs_turns_t;
+
 // One client. Lives until it is closed and nothing that refers to it is under way.
 typedef struct kvs_conn {
     kvs_store_t *store;
@@ -88,7 +101,8 @@ typedef struct kvs_conn {
     uint32_t tenant, rights, key_id;
     uint64_t until_us, accepted_us;
     uint32_t ops;   // callbacks that will still come with this connection
-    uint32_t reads; // answers to READ being sent
+    uint32_t reads; // answers to READ, waiting or being sent
+    kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
 } kvs_conn_t;
@@ -191,6 +205,7 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
 // read.c
 as_status_t kvs_reads_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read);
+void kvs_reads_end_conn(kvs_conn_t *conn); // those that wait
 
 // put.c: the write path.
 as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p) AS_MUST_USE;

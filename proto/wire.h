@@ -72,6 +72,15 @@ enum {
     AS_WIRE_COPY = 2u     // flag of RESERVE
 };
 
+// How urgent an ask is (of READ): a store serves the classes of a connection by weighted turns, the
+// first of them least often.
+typedef enum as_wire_class {
+    AS_WIRE_PREFIX = 0,  // in bulk: a prefix, a copy
+    AS_WIRE_VERIFY = 1,  // before a session's drafts run out
+    AS_WIRE_KVFETCH = 2, // a decode step waits for it
+    AS_WIRE_CLASS_COUNT
+} as_wire_class_t;
+
 typedef enum as_wire_role { AS_WIRE_CLIENT = 1, AS_WIRE_STORE = 2 } as_wire_role_t;
 
 // Statuses on the wire have numbers of their own, which never change.
@@ -231,16 +240,17 @@ _Static_assert(offsetof(as_wire_ask_t, index_first) == 12, "layout on the wire")
 // READ; the request number of its head means nothing
 //     16     8  lease
 //     24     4  number of asks, 1..30; what is behind them is 0
-//     28     4  0
+//     28     4  class of all of them
 //     32   480  asks
 typedef struct as_wire_read {
     as_wire_head_t head;
     uint64_t lease_id;
     uint32_t ask_count;
-    uint32_t reserved;
+    uint32_t urgency; // as_wire_class_t
     as_wire_ask_t asks[AS_WIRE_ASKS_MAX];
 } as_wire_read_t;
 _Static_assert(sizeof(as_wire_read_t) == 512, "layout on the wire");
+_Static_assert(offsetof(as_wire_read_t, urgency) == 28, "layout on the wire");
 _Static_assert(offsetof(as_wire_read_t, asks) == 32, "layout on the wire");
 
 // DATA; payload when OK: the extents one after the other, in the order asked

@@ -107,6 +107,7 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
         .buffer = swap->ring,
         .layer_stride = swap->layer_stride,
         .layer_slots = swap->layer_slots,
+        .urgency = request->step == GPW_STEP_FETCH ? ASSAY_URGENCY_PREFIX : ASSAY_URGENCY_VERIFY,
     };
     status = gpw_transfer_start(engine->link, &params, &swap->transfer);
     if (status == AS_OK) {

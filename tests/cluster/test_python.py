@@ -165,7 +165,7 @@ def test_blocks_lie_where_the_caller_wants(client, chain, tmp_path):
         assert client.put_many(chain.keys, chain.shape, chain.space, mapped) == 40  # read-only memory will do
     buffers = [bytearray(chain.shape.block_bytes) for _ in range(5)]
     asked = [chain.keys[i] for i in (39, 3, 0, 17, 18)]
-    assert client.get_each_into(asked, chain.shape, buffers) == [True] * 5
+    assert client.get_each_into(asked, chain.shape, buffers, urgent=True) == [True] * 5
     assert [bytes(one) for one in buffers] == [chain.bits(i, 1) for i in (39, 3, 0, 17, 18)]
 
 

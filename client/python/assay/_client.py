@@ -321,25 +321,26 @@ class Client:
     # ---- get
 
     def get_into(self, keys: KeysLike, shape: Shape, out: Buffer, *, layers: Optional[range] = None,
-                 timeout: Optional[float] = None) -> int:
+                 urgent: bool = False, timeout: Optional[float] = None) -> int:
         """Reads blocks of a chain into `out`: one buffer of all, or a list of one for each. Returns how many from the first
-        on are there and checked; what lies behind them in `out` means nothing. layers: only these, such as range(0, 8)."""
-        return self._run(self._get(keys, shape, out, layers, timeout, each=False))
+        on are there and checked; what lies behind them in `out` means nothing. layers: only these, such as range(0, 8).
+        urgent: overtakes gets that are not, at the stores too."""
+        return self._run(self._get(keys, shape, out, layers, urgent, timeout, each=False))
 
     def start_get_into(self, keys: KeysLike, shape: Shape, out: Buffer, *, layers: Optional[range] = None,
-                       timeout: Optional[float] = None) -> "Operation":
+                       urgent: bool = False, timeout: Optional[float] = None) -> "Operation":
         """get_into, not waited for."""
-        return self._start(self._get(keys, shape, out, layers, timeout, each=False))
+        return self._start(self._get(keys, shape, out, layers, urgent, timeout, each=False))
 
     def get_each_into(self, keys: KeysLike, shape: Shape, out: Buffer, *, layers: Optional[range] = None,
-                      timeout: Optional[float] = None) -> List[bool]:
+                      urgent: bool = False, timeout: Optional[float] = None) -> List[bool]:
         """For each key, which need be no chain, whether its block is there now, checked, in its place of `out`."""
-        return self._run(self._get(keys, shape, out, layers, timeout, each=True))
+        return self._run(self._get(keys, shape, out, layers, urgent, timeout, each=True))
 
     def start_get_each_into(self, keys: KeysLike, shape: Shape, out: Buffer, *, layers: Optional[range] = None,
-                            timeout: Optional[float] = None) -> "Operation":
+                            urgent: bool = False, timeout: Optional[float] = None) -> "Operation":
         """get_each_into, not waited for."""
-        return self._start(self._get(keys, shape, out, layers, timeout, each=True))
+        return self._start(self._get(keys, shape, out, layers, urgent, timeout, each=True))
 
     def get(self, keys: KeysLike, shape: Shape, *, timeout: Optional[float] = None) -> memoryview:
         """The blocks of a chain that are there, from the first on without a gap, one after the other."""
@@ -348,8 +349,8 @@ class Client:
         return memoryview(out)[:self.get_into(keys, shape, out, timeout=timeout) * shape.block_bytes]
 
     @staticmethod
-    def _get(keys: KeysLike, shape: Shape, out: Buffer, layers: Optional[range], timeout: Optional[float], *,
-             each: bool) -> _Call:
+    def _get(keys: KeysLike, shape: Shape, out: Buffer, layers: Optional[range], urgent: bool,
+             timeout: Optional[float], *, each: bool) -> _Call:
         call = _Call(lib.KIND_GET, keys, timeout)
         call.take_shape(shape)
         each_bytes = shape.block_bytes
@@ -362,8 +363,7 @@ class Client:
         if each:
             results = call.want_results(len(call.keys))
             call.answer = lambda result, hit: [one == lib.OK for one in results[:len(call.keys)]]
-        else:
-            call.request.flags = lib.PREFIX
+        call.request.flags = (0 if each else lib.PREFIX) | (lib.URGENT if urgent else 0)
         return call
 
     # ---- put

@@ -165,7 +165,7 @@ static void some_layers_are_brought_and_checked_like_all(void **state)
         }
     }
     assay_request_t request = request_of(ASSAY_KIND_GET, 12);
-    request.flags = ASSAY_PREFIX;
+    request.flags = ASSAY_PREFIX | ASSAY_URGENT;
     request.first_layer = 2;
     request.layer_count = 1;
     request.buffer = buffer;

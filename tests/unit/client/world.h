@@ -388,6 +388,7 @@ typedef struct fetch_ask {
     const uint64_t *node_ids; // NULL: by placement
     uint64_t deadline_us;     // 0: the usual one
     bool hold;
+    assay_urgency_t urgency;
 } fetch_ask_t;
 
 static inline as_status_t fetch_begin(world_t *world, fetch_ask_t ask, fetch_result_t *result)
@@ -410,6 +411,7 @@ static inline as_status_t fetch_begin(world_t *world, fetch_ask_t ask, fetch_res
         .block_count = ask.count,
         .tenant = world->tenant,
         .deadline_us = ask.deadline_us ? ask.deadline_us : world_deadline_us(world),
+        .urgency = ask.urgency,
         .buffer = result->buffer,
         .layer_stride = ask.count * extent,
         .layer_slots = result->slots,

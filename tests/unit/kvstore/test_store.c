@@ -455,6 +455,24 @@ static void another_connection_can_use_neither_lease_nor_ticket(void **state)
     expect_nothing_held();
 }
 
+static void a_read_of_an_unknown_class_ends_the_connection(void **state)
+{
+    (void)state;
+    connect_anew();
+    put(1);
+    locate(1);
+    as_wire_read_t read = {
+        as_wire_head(AS_WIRE_READ, 0), lease, 1, AS_WIRE_CLASS_COUNT - 1, {{6, 0, 2, 0, 1}}};
+    say(&read, sizeof(read), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_OK);
+    uint32_t before = answers;
+    read.urgency++;
+    say(&read, sizeof(read), NULL, 0);
+    assert_int_equal(answers, before);
+    assert_null(conn);
+    expect_nothing_held();
+}
+
 static void past_their_limits_reservations_and_leases_are_busy(void **state)
 {
     (void)state;
@@ -529,6 +547,7 @@ int main(void)
         TEST(other_checksums_than_were_promised_are_refused),
         TEST(a_second_put_is_told_whether_its_bytes_are_the_same),
         TEST(commit_may_overtake_write),
+        TEST(a_read_of_an_unknown_class_ends_the_connection),
         TEST(another_connection_can_use_neither_lease_nor_ticket),
         TEST(past_their_limits_reservations_and_leases_are_busy),
         TEST(a_store_whose_index_is_full_evicts_before_its_memory_is),
