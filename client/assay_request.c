@@ -260,6 +260,10 @@ static void route(assay_op_t *op)
 {
     Assay__RouteRequest request = ASSAY__ROUTE_REQUEST__INIT;
     request.keys = (ProtobufCBinaryData){op->count * sizeof(as_key_t), op->keys->bytes};
+    as_token_sealed_t token;
+    if (assay_client_token(op->assay->client, &token)) {
+        request.token = (ProtobufCBinaryData){sizeof(token.bytes), token.bytes};
+    }
     // Half of the time at most: placement still finds most blocks when the scheduler is away.
     as_status_t status = as_rpc_call(op->assay->scheduler, "Route", &request.base,
                                      assay_op_left_us(op) / 2 + 1, on_routed, op, &op->route_call);

@@ -219,18 +219,25 @@ uint32_t as_chain_keys(const as_key_t *namespace_key, const int32_t *tokens, siz
     return count;
 }
 
-void as_key_scope(const as_key_t *key, uint32_t tenant, as_key_t *scoped_p)
+void as_keys_scope(const as_key_t *keys, uint32_t count, uint32_t tenant, as_key_t *scoped)
 {
     if (tenant == 0) {
-        *scoped_p = *key;
+        memmove(scoped, keys, count * sizeof(*keys));
         return;
     }
     EVP_MD_CTX *hash = hash_alloc();
-    hash_begin(hash, "assay-tenant-1");
-    hash_u32(hash, tenant);
-    hash_field(hash, 'k', key->bytes, sizeof(key->bytes));
-    hash_end(hash, scoped_p);
+    for (uint32_t i = 0; i < count; i++) {
+        hash_begin(hash, "assay-tenant-1");
+        hash_u32(hash, tenant);
+        hash_field(hash, 'k', keys[i].bytes, sizeof(keys[i].bytes));
+        hash_end(hash, &scoped[i]);
+    }
     EVP_MD_CTX_free(hash);
+}
+
+void as_key_scope(const as_key_t *key, uint32_t tenant, as_key_t *scoped_p)
+{
+    as_keys_scope(key, 1, tenant, scoped_p);
 }
 
 int as_key_equal(const as_key_t *a, const as_key_t *b)

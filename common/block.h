@@ -69,6 +69,7 @@ uint32_t as_chain_keys(const as_key_t *namespace_key, const int32_t *tokens, siz
 // The key of a tenant's block where blocks of all tenants are told apart by their keys: SHA-256
 // ("assay-tenant-1", tenant, key); of tenant 0 the key itself.
 void as_key_scope(const as_key_t *key, uint32_t tenant, as_key_t *scoped_p);
+void as_keys_scope(const as_key_t *keys, uint32_t count, uint32_t tenant, as_key_t *scoped);
 
 int as_key_equal(const as_key_t *a, const as_key_t *b);
 uint64_t as_key_hash(const as_key_t *key); // first 8 bytes: keys are uniform already

@@ -301,6 +301,10 @@ as_status_t gpw_cluster_route(gpw_cluster_t *cluster, const gpw_route_args_t *ar
     request.keys.len = (size_t)args->key_count * KEY_BYTES;
     request.block_tokens = args->block_tokens;
     request.prompt_tokens = args->prompt_tokens;
+    as_token_sealed_t token;
+    if (cluster->options.client && assay_client_token(cluster->options.client, &token)) {
+        request.token = (ProtobufCBinaryData){sizeof(token.bytes), token.bytes};
+    }
     as_status_t status = as_rpc_call(cluster->options.scheduler, "Route", &request.base,
                                      args->deadline_us, on_route, call, call_id_p);
     if (status != AS_OK) {

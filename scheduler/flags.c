@@ -10,7 +10,7 @@
 #define MS_MAX (3600.0 * 1000)
 
 static struct {
-    const char *listen, *http, *cluster_id;
+    const char *listen, *http, *cluster_id, *cluster_key;
     int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes, replicas;
 } values;
 
@@ -28,6 +28,9 @@ static const as_option_t table[] = {
     ROW("http", STRING, http, "127.0.0.1:0", "HOST:PORT",
         "address of /metrics, /livez and /readyz; port 0 picks one"),
     ROW("cluster-id", STRING, cluster_id, "assay", "NAME", "name of the cluster, told to nodes"),
+    ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
+        "keys of the cluster, as of the stores: a route needs a token, and tells of its tenant's "
+        "blocks only; read again when it changes"),
     ROW("heartbeat-ms", INT, heartbeat_ms, "1000", "MS", "how often nodes are asked to report",
         .min = 1, .max = MS_MAX),
     ROW("suspect-ms", INT, suspect_ms, "3000", "MS",
@@ -66,6 +69,7 @@ as_status_t sch_flags_parse(int argc, char **argv, sch_flags_t *flags_p,
     flags_p->tls = common.use_tls;
     flags_p->scheduler = (sch_options_t){
         .cluster_id = values.cluster_id,
+        .cluster_key = values.cluster_key,
         .heartbeat_us = (uint64_t)values.heartbeat_ms * 1000,
         .suspect_us = (uint64_t)values.suspect_ms * 1000,
         .dead_us = (uint64_t)values.dead_ms * 1000,

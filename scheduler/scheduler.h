@@ -164,10 +164,25 @@ void sch_router_set_slot(sch_router_t *router, uint16_t slot, sch_node_t *node);
 sch_node_t *sch_router_node(const sch_router_t *router, uint16_t slot); // NULL: not to be chosen
 void sch_router_route(sch_router_t *router, const sch_route_query_t *query, sch_route_t *route);
 
+// ---- tenants (tenant.c) ----
+
+typedef struct sch_tenants sch_tenants_t;
+
+// AS_ERR_CONFIG: the file holds no keys, which was logged.
+as_status_t sch_tenants_alloc(as_loop_t *loop, const char *key_file,
+                              sch_tenants_t **tenants_p) AS_MUST_USE;
+void sch_tenants_free(sch_tenants_t *tenants); // NULL is fine
+// The keys by which the directory knows the chain of a checked request, until the next call. NULL
+// tenants: the request's own. AS_ERR_DENIED: its token does not do.
+as_status_t sch_tenants_scope(sch_tenants_t *tenants, const Assay__RouteRequest *request,
+                              const uint8_t **keys_p, const char **text_p) AS_MUST_USE;
+
 // ---- scheduler ----
 
 typedef struct sch_options {
     const char *cluster_id;
+    const char
+        *cluster_key; // file: a Route needs a token, whose tenant's blocks it is told; NULL: none
     uint64_t heartbeat_us;
     uint64_t suspect_us;
     uint64_t dead_us;
@@ -203,6 +218,7 @@ struct sch_scheduler {
     as_timer_t *sweep;
     uint64_t routes, asked_blocks, hit_blocks, events, resyncs;
     struct sch_replies *replies;
+    sch_tenants_t *tenants; // NULL: there is one
 };
 
 // Applies a checked Events message of a node that may speak.
@@ -237,6 +253,7 @@ typedef enum sch_metric {
     SCH_RESYNCS_TOTAL,
     SCH_DROPPED_EVENTS_TOTAL,
     SCH_REFUSED_MESSAGES_TOTAL,
+    SCH_DENIED_ROUTES_TOTAL,
     SCH_JOINS_TOTAL,
     SCH_DEATHS_TOTAL,
     SCH_DIRECTORY_BLOCKS,

@@ -135,6 +135,12 @@ static void on_route(Assay__Scheduler_Service *service, const Assay__RouteReques
         refuse((ProtobufCClosure)closure, data, status, text);
         return;
     }
+    const uint8_t *keys;
+    status = sch_tenants_scope(scheduler->tenants, request, &keys, &text);
+    if (status != AS_OK) {
+        refuse((ProtobufCClosure)closure, data, status, text);
+        return;
+    }
     if (as_fault(AS_FAULT_route_fail)) {
         as_rpc_fail((ProtobufCClosure)closure, data, AS_ERR_BUSY, "fault route_fail");
         return;
@@ -142,7 +148,7 @@ static void on_route(Assay__Scheduler_Service *service, const Assay__RouteReques
     uint64_t begin_us = as_loop_now_us(scheduler->loop);
     sch_node_t *asker = sch_cluster_find(scheduler->cluster, request->node_id);
     sch_route_query_t query = {
-        .keys = request->keys.data,
+        .keys = keys,
         .key_count = (uint32_t)(request->keys.len / sizeof(as_key_t)),
         .block_tokens = request->block_tokens ? request->block_tokens : SCH_BLOCK_TOKENS,
         .asker = asker && asker->role == ASSAY__ROLE__ROLE_WORKER ? asker : NULL,
@@ -300,6 +306,9 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
     if (status == AS_OK) {
         status = sch_replies_alloc(&scheduler->replies);
     }
+    if (status == AS_OK && options->cluster_key) {
+        status = sch_tenants_alloc(loop, options->cluster_key, &scheduler->tenants);
+    }
     if (status == AS_OK) {
         status = as_timer_alloc(loop, on_sweep, scheduler, &scheduler->sweep);
     }
@@ -321,6 +330,7 @@ void sch_scheduler_free(sch_scheduler_t *scheduler)
     }
     AS_ASSERT(scheduler->magic == SCHEDULER_MAGIC);
     as_timer_free(scheduler->sweep);
+    sch_tenants_free(scheduler->tenants);
     sch_replies_free(scheduler->replies);
     sch_router_free(scheduler->router);
     sch_cluster_free(scheduler->cluster);

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routes of tenants. Stores name a tenant's blocks by scoped keys (as_key_scope), so the directory
+// holds blocks of all tenants and never compares one's with another's. Whose chain a Route asks for
+// its token says, which is checked here; without --cluster-key there is one tenant.
+#include <string.h>
+
+#include "common/log.h"
+#include "common/mem.h"
+#include "common/token.h"
+#include "scheduler/scheduler.h"
+
+#define LOOK_US 1000000u // between two looks at the key file
+#define TELL_US 1000000u // a line in the log at most so often
+
+struct sch_tenants {
+    as_loop_t *loop;
+    as_cluster_ring_t ring;
+    as_timer_t *timer;
+    as_key_t *scoped; // of the present question
+    uint64_t told_us;
+};
+
+static void on_look(void *ctx)
+{
+    sch_tenants_t *tenants = ctx;
+    as_cluster_ring_refresh(&tenants->ring);
+    as_timer_start(tenants->timer, LOOK_US);
+}
+
+as_status_t sch_tenants_alloc(as_loop_t *loop, const char *key_file, sch_tenants_t **tenants_p)
+{
+    sch_tenants_t *tenants = as_mem_zalloc(1, sizeof(*tenants));
+    if (!tenants) {
+        return AS_ERR_NO_MEMORY;
+    }
+    tenants->loop = loop;
+    tenants->scoped = as_mem_zalloc(AS_CHAIN_BLOCKS_MAX, sizeof(as_key_t));
+    as_status_t status = tenants->scoped ? AS_OK : AS_ERR_NO_MEMORY;
+    if (status == AS_OK && as_cluster_ring_open(&tenants->ring, key_file) != AS_OK) {
+        status = AS_ERR_CONFIG;
+    }
+    if (status == AS_OK) {
+        status = as_timer_alloc(loop, on_look, tenants, &tenants->timer);
+    }
+    if (status != AS_OK) {
+        sch_tenants_free(tenants);
+        return status;
+    }
+    as_timer_start(tenants->timer, LOOK_US);
+    *tenants_p = tenants;
+    return AS_OK;
+}
+
+void sch_tenants_free(sch_tenants_t *tenants)
+{
+    if (tenants) {
+        as_timer_free(tenants->timer);
+        as_cluster_keys_wipe(&tenants->ring.keys);
+        as_mem_free(tenants->scoped);
+        as_mem_free(tenants);
+    }
+}
+
+static void tell(sch_tenants_t *tenants, const char *what)
+{
+    uint64_t now_us = as_loop_now_us(tenants->loop);
+    as_metric_add(&sch_metrics[SCH_DENIED_ROUTES_TOTAL], 1);
+    if (tenants->told_us == 0 || now_us - tenants->told_us >= TELL_US) {
+        tenants->told_us = now_us + (now_us == 0);
+        AS_WARN("route", "a route is denied: its token %s", what);
+    }
+}
+
+as_status_t sch_tenants_scope(sch_tenants_t *tenants, const Assay__RouteRequest *request,
+                              const uint8_t **keys_p, const char **text_p)
+{
+    *keys_p = request->keys.data;
+    if (!tenants) {
+        return AS_OK;
+    }
+    as_token_t token;
+    as_token_fault_t fault = as_token_check(&tenants->ring.keys, request->token.data,
+                                            request->token.len, as_token_now_s(), &token);
+    if (fault != AS_TOKEN_GOOD || !(token.rights & AS_TOKEN_READ)) {
+        const char *what =
+            fault == AS_TOKEN_GOOD ? "has not the right to read" : as_token_fault_str(fault);
+        tell(tenants, what);
+        *text_p = "the token does not do: see the scheduler's log";
+        return AS_ERR_DENIED;
+    }
+    if (token.tenant != AS_TENANT_NONE) {
+        as_keys_scope((const as_key_t *)(const void *)request->keys.data,
+                      (uint32_t)(request->keys.len / sizeof(as_key_t)), token.tenant,
+                      tenants->scoped);
+        *keys_p = tenants->scoped->bytes;
+    }
+    return AS_OK;
+}
