@@ -5,6 +5,7 @@
 // A job (open, close) lives on its caller's stack. It runs on the loop's thread from `start` until
 // job_done, which wakes the caller; every step in between has a deadline, so the caller waits
 // without one.
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 #include "common/options.h"
+#include "common/tls.h"
 
 #define TIMEOUT_MS_DEFAULT    10000u
 #define IN_FLIGHT_MAX_DEFAULT 64u
@@ -47,11 +49,11 @@ const char *assay_version(void)
 
 const char *assay_result_name(int result)
 {
-    static const char *const names[] = {"conflict", "cancelled", "failed",  "unreachable",
-                                        "timeout",  "busy",      "invalid", "ok",
-                                        "miss",     "exists",    "pending"};
-    bool known = result >= ASSAY_CONFLICT && result <= ASSAY_PENDING;
-    return known ? names[result - ASSAY_CONFLICT] : "unknown";
+    static const char *const names[] = {"denied",      "conflict", "cancelled", "failed",
+                                        "unreachable", "timeout",  "busy",      "invalid",
+                                        "ok",          "miss",     "exists",    "pending"};
+    bool known = result >= ASSAY_DENIED && result <= ASSAY_PENDING;
+    return known ? names[result - ASSAY_DENIED] : "unknown";
 }
 
 int assay_fail(int result, const char *format, ...)
@@ -89,6 +91,8 @@ int assay_result_of(as_status_t status)
         return ASSAY_CANCELLED;
     case AS_ERR_CONFLICT:
         return ASSAY_CONFLICT;
+    case AS_ERR_DENIED:
+        return ASSAY_DENIED;
     default:
         return ASSAY_FAILED;
     }
@@ -102,7 +106,10 @@ void assay_describe(as_status_t status, const char *what, char text[ASSAY_ERROR_
              : result == ASSAY_TIMEOUT     ? "not done in time"
              : result == ASSAY_UNREACHABLE ? "no store node answers"
              : result == ASSAY_CONFLICT    ? "the store has other bytes under this key"
-                                           : as_status_str(status));
+             : result == ASSAY_DENIED
+                 ? "a store refuses the token, or there is none: give a file of a good one as "
+                   "token_file (`assay token show` looks at it; the store's log says what is wrong)"
+                 : as_status_str(status));
 }
 
 // ---- jobs
@@ -249,9 +256,12 @@ static void start_open(job_t *job)
     options.fetches_max = assay->stats.in_flight_max;
     options.puts_max = assay->stats.in_flight_max + PUTS_SHARED;
     as_status_t status = assay_client_alloc(&options, &assay->client);
+    if (status == AS_OK && assay->token_file) {
+        status = assay_client_use_token_file(assay->client, assay->token_file);
+    }
     if (status == AS_OK) {
         status = as_rpc_client_alloc(assay->loop, assay->target, &assay__scheduler__descriptor,
-                                     NULL, &assay->scheduler);
+                                     assay->tls.ca_file ? &assay->tls : NULL, &assay->scheduler);
     }
     if (status == AS_OK) {
         status = as_timer_alloc(assay->loop, on_refresh, assay, &assay->refresh);
@@ -294,6 +304,7 @@ static void assay_free(assay_t *assay)
         as_mem_free(region);
     }
     pthread_mutex_destroy(&assay->lock);
+    as_mem_free(assay->token_file);
     as_mem_free(assay);
 }
 
@@ -332,6 +343,24 @@ static int check_config(const assay_config_t *config)
     return ASSAY_OK;
 }
 
+// The files that the configuration names.
+static int check_files(const assay_config_t *config)
+{
+    char text[AS_TLS_TEXT_BYTES];
+    const as_rpc_tls_t tls = {config->tls_ca, config->tls_cert, config->tls_key};
+    if (as_tls_look(&tls, text) != AS_OK) {
+        return assay_fail(ASSAY_INVALID, "open: %s", text);
+    }
+    as_token_sealed_t token;
+    if (config->token_file && as_token_file(config->token_file, &token) != AS_OK) {
+        return assay_fail(ASSAY_INVALID, "open: token %s: %s", config->token_file,
+                          errno == EINVAL
+                              ? "holds no token: 96 characters that `assay token issue` printed"
+                              : strerror(errno));
+    }
+    return ASSAY_OK;
+}
+
 static assay_t *assay_new(const assay_config_t *config)
 {
     assay_t *assay = as_mem_zalloc(1, sizeof(*assay));
@@ -344,7 +373,10 @@ static assay_t *assay_new(const assay_config_t *config)
     assay->stats.in_flight_max =
         config->in_flight_max ? config->in_flight_max : IN_FLIGHT_MAX_DEFAULT;
     assay->target = config->scheduler;
-    if (as_loop_alloc_uv(&assay->loop) != AS_OK) {
+    assay->tls = (as_rpc_tls_t){config->tls_ca, config->tls_cert, config->tls_key};
+    assay->token_file = config->token_file ? as_mem_strdup(config->token_file) : NULL;
+    bool has_token = assay->token_file || !config->token_file;
+    if (!has_token || as_loop_alloc_uv(&assay->loop) != AS_OK) {
         assay_free(assay);
         return NULL;
     }
@@ -354,6 +386,7 @@ static assay_t *assay_new(const assay_config_t *config)
 int assay_open(const assay_config_t *config, assay_t **assay_p)
 {
     int result = check_config(config);
+    result = result == ASSAY_OK ? check_files(config) : result;
     if (result != ASSAY_OK || !assay_p) {
         return result != ASSAY_OK ? result
                                   : assay_fail(ASSAY_INVALID, "open: a place for the client must "
@@ -371,8 +404,11 @@ int assay_open(const assay_config_t *config, assay_t **assay_p)
     as_status_t status = job_run(&job, assay, start_open);
     if (status != AS_OK) {
         assay_close(assay);
-        return assay_fail(ASSAY_UNREACHABLE, "open: the scheduler at %s does not answer: %s",
-                          config->scheduler, as_status_str(status));
+        // A server that wants TLS and a client that does not, or the reverse, see each other hang up.
+        return assay_fail(ASSAY_UNREACHABLE, "open: the scheduler at %s does not answer: %s%s",
+                          config->scheduler, as_status_str(status),
+                          config->tls_ca ? "; it needs a certificate that tls_ca signed"
+                                         : "; if it has TLS, give tls_ca, tls_cert and tls_key");
     }
     *assay_p = assay;
     return ASSAY_OK;

@@ -45,14 +45,20 @@ typedef enum assay_result {
     ASSAY_UNREACHABLE = -4, // no scheduler or no store node
     ASSAY_FAILED = -5,      // anything else; see assay_last_error
     ASSAY_CANCELLED = -6,   // by assay_op_cancel or assay_close
-    ASSAY_CONFLICT = -7     // put: the store has other bytes under this key
+    ASSAY_CONFLICT = -7,    // put: the store has other bytes under this key
+    ASSAY_DENIED = -8       // the stores refuse the token, or want one
 } assay_result_t;
 
 typedef struct assay_config {
     const char *scheduler;  // "host:port"
     uint32_t timeout_ms;    // of each call that names none; 0: 10000
     uint32_t in_flight_max; // operations; one more is ASSAY_BUSY. 0: 64; at most 1024
-    uint64_t reserved[14];  // zero
+    // PEM files of mutual TLS with the scheduler: all three, or none for plain text.
+    const char *tls_ca, *tls_cert, *tls_key;
+    // File with the token that stores with tenants admit this client by (`assay token issue`), or NULL;
+    // read again when it changes.
+    const char *token_file;
+    uint64_t reserved[10]; // zero
 } assay_config_t;
 
 typedef struct assay_shape {

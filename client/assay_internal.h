@@ -14,7 +14,7 @@
 #include "common/rpc.h"
 #include "proto/scheduler.pb-c.h"
 
-#define ASSAY_ERROR_BYTES 192u
+#define ASSAY_ERROR_BYTES 512u
 #define OP_PUTS_MAX       16u // blocks that one put operation has under way
 #define PUTS_SHARED       64u // of those, beyond the first of each operation, in all
 
@@ -33,6 +33,8 @@ struct assay {
     bool asking; // Stat is under way
     uint64_t timeout_us;
     const char *target; // of the scheduler, while opening
+    as_rpc_tls_t tls;   // too; no files: plain text
+    char *token_file;   // NULL: none
     assay_store_t stores[ASSAY_STORES_MAX];
     uint32_t store_count;
     uint32_t puts_shared; // in use

@@ -179,12 +179,27 @@ static void on_layer(void *ctx, uint32_t layer)
     (void)layer;
 }
 
+// Whether every block was found.
+static bool is_whole(const assay_op_t *op)
+{
+    uint32_t found = op->statuses ? 0 : op->hit;
+    for (uint32_t i = 0; op->statuses && i < op->count; i++) {
+        found += op->statuses[i] == AS_OK;
+    }
+    return found == op->count;
+}
+
 static void on_fetched(void *ctx, as_status_t status, uint32_t hole)
 {
     assay_op_t *op = ctx;
     op->fetch = NULL;
     if (status != AS_OK) {
         op->hit = hole;
+    }
+    // What a store that refuses us has is no miss: it was not looked for.
+    bool missed = status == AS_OK || status == AS_ERR_NOT_FOUND || status == AS_ERR_UNREACHABLE;
+    if (missed && !is_whole(op) && assay_client_is_denied(op->assay->client)) {
+        status = AS_ERR_DENIED;
     }
     assay_op_end(op, status);
 }

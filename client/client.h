@@ -66,6 +66,8 @@ void assay_client_set_token(assay_client_t *client, const as_token_sealed_t *tok
 // holds none, which was logged. Once for each client.
 as_status_t assay_client_use_token_file(assay_client_t *client, const char *path) AS_MUST_USE;
 bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p); // false: none
+// Whether a present store refused the token, or a question for want of a right, since it was set.
+bool assay_client_is_denied(const assay_client_t *client);
 
 // Weighted rendezvous hashing: the node for the run of blocks whose first key is run_key. 0 when
 // there are no stores.

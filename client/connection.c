@@ -187,10 +187,10 @@ void assay_link_renew(assay_link_t *link)
         as_status_t status = say_hello(link);
         (void)status; // else the store ends the connection when the old token expires
     } else if (link->denied) {
-        link->denied = false;
         link->failures = 0;
         link->down_until_us = 0;
     }
+    link->denied = false;
 }
 
 static as_status_t link_connect(assay_link_t *link)

@@ -75,7 +75,7 @@ struct assay_link {
     link_state_t state;
     uint64_t epoch; // grows with each connection: what belongs to an older one is void
     uint64_t down_until_us;
-    bool denied;       // the store refused our token
+    bool denied;       // it refused our token, or a question that the token has no right to
     uint32_t failures; // one after the other, since it last answered a question
     uint64_t
         silent_since_us; // when the question was put that it let time out; 0: it answered since

@@ -278,6 +278,7 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
     memcpy(&part->located, header, sizeof(part->located));
     const as_wire_located_t *located = &part->located;
     if (located->status != AS_WIRE_OK) {
+        part->link->denied |= located->status == AS_WIRE_DENIED;
         on_part_failed(part, as_wire_status_to(located->status));
         return;
     }

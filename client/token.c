@@ -29,6 +29,16 @@ bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p
     return client->has_token;
 }
 
+bool assay_client_is_denied(const assay_client_t *client)
+{
+    for (const assay_link_t *link = client->links; link; link = link->next) {
+        if (link->member && link->denied) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static as_status_t read_file(assay_client_t *client)
 {
     as_token_sealed_t token;

@@ -18,10 +18,16 @@
         AS_TLS_OPTION("tls-cert", (tls_).cert_file, "PEM of own certificate, signed by that CA"),  \
         AS_TLS_OPTION("tls-key", (tls_).key_file, "PEM of own private key, not encrypted")
 
+#define AS_TLS_TEXT_BYTES 640u
+
 // All three or none; readable; the key is the certificate's, and the CA signed it and it is valid
 // now. Peers would find the same later, and could only hang up. *tls_p: `given`, or NULL for plain
 // text. On AS_ERR_CONFIG the message, which names the option, was printed to stderr.
 as_status_t as_tls_check(const char *program, const as_rpc_tls_t *given,
                          const as_rpc_tls_t **tls_p) AS_MUST_USE;
+
+// The same for who has no command line: `text` is what is wrong and begins with the option, without its
+// dashes. AS_OK also where no file is given.
+as_status_t as_tls_look(const as_rpc_tls_t *given, char text[AS_TLS_TEXT_BYTES]) AS_MUST_USE;
 
 #endif

@@ -56,7 +56,7 @@ static const as_option_t table[] = {
      .fallback = "false",
      .help = "leave the blocks in the stores"},
     CLI_JSON_OPTION(as_json, "print JSON"),
-    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    CLI_CLIENT_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

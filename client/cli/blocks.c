@@ -20,8 +20,13 @@ assay_t *cli_open(const char *scheduler, const char *run_dir, uint32_t in_flight
     if (!cli_find_scheduler(scheduler, run_dir, address)) {
         return NULL;
     }
-    const assay_config_t config = {
-        .scheduler = address, .timeout_ms = TIMEOUT_MS, .in_flight_max = in_flight};
+    const assay_config_t config = {.scheduler = address,
+                                   .timeout_ms = TIMEOUT_MS,
+                                   .in_flight_max = in_flight,
+                                   .tls_ca = cli_tls.ca_file,
+                                   .tls_cert = cli_tls.cert_file,
+                                   .tls_key = cli_tls.key_file,
+                                   .token_file = cli_token_file};
     assay_t *assay;
     if (assay_open(&config, &assay) != ASSAY_OK) {
         cli_complain("%s; %s", assay_last_error(), CLI_NO_SCHEDULER);

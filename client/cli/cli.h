@@ -51,6 +51,8 @@ int cli_top(int argc, char **argv);
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // Of the subcommands' tables, for every remote call: AS_TLS_OPTIONS(cli_tls).
 extern as_rpc_tls_t cli_tls;
+// Of the subcommands that talk to the stores themselves: CLI_CLIENT_OPTIONS.
+extern const char *cli_token_file;
 // Of the tables of subcommands that print JSON or ask a cluster: each sets the variable it names.
 #define CLI_JSON_OPTION(as_json_, help_)                                                           \
     {                                                                                              \
@@ -69,6 +71,12 @@ extern as_rpc_tls_t cli_tls;
      .metavar = "HOST:PORT",                                                                       \
      .help = "of which cluster (default: the one here)"},                                          \
         CLI_RUN_DIR_OPTION(run_dir_)
+#define CLI_CLIENT_OPTIONS(scheduler_, run_dir_)                                                   \
+    CLI_CLUSTER_OPTIONS(scheduler_, run_dir_), AS_TLS_OPTIONS(cli_tls),                            \
+    {                                                                                              \
+        .name = "token", .type = AS_OPTION_STRING, .value = &cli_token_file, .metavar = "FILE",    \
+        .help = "token for stores that have tenants (`assay token issue`)"                         \
+    }
 // Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
 // refused.
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p);

@@ -27,7 +27,7 @@ static const as_option_t table[] = {
      .metavar = "N,N,N,N,N,N",
      .help = "of the blocks of bare keys, as for `assay put`; a chain tells its own"},
     CLI_JSON_OPTION(as_json, "print the figures as JSON; needs --out"),
-    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    CLI_CLIENT_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

@@ -44,6 +44,7 @@ void cli_complain(const char *format, ...)
 }
 
 as_rpc_tls_t cli_tls;
+const char *cli_token_file;
 
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p)
 {

@@ -44,7 +44,7 @@ static const as_option_t table[] = {
      .min = 0,
      .max = 4.2e12},
     CLI_JSON_OPTION(as_json, "print the chain as JSON, which `assay get` takes, with the figures"),
-    CLI_CLUSTER_OPTIONS(scheduler, run_dir),
+    CLI_CLIENT_OPTIONS(scheduler, run_dir),
 };
 
 static const as_options_t options = {

@@ -4,8 +4,20 @@ import json
 import os
 import stat
 import subprocess
+import sys
+import urllib.request
 
-from harness import BIN
+import pytest
+
+from harness import BIN, Cluster, ask, wait_until
+
+ROOT = os.path.join(os.path.dirname(__file__), "..", "..")
+HIT, SENT = "assay_kvstore_hit_blocks_total", "assay_kvstore_read_bytes_total"
+EXISTS = """
+import assay, sys
+with assay.Client(sys.argv[1], timeout=5, **eval(sys.argv[2])) as client:
+    print(client.exists(bytes.fromhex(sys.argv[3])))
+"""
 
 
 def assay(*arguments, **options):
@@ -68,3 +80,172 @@ def test_a_token_that_makes_no_sense_is_not_issued(tmp_path):
     (tmp_path / "text").write_text("hello\n")
     reply = assay("token", "show", str(tmp_path / "text"))
     assert reply.returncode == 1 and "holds no token" in reply.stderr
+
+
+# ---- a cluster of tenants
+
+class Tenants:
+    """A scheduler and a store with keys, one worker of tenant 7 and one of tenant 8, and tokens of both."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.keys = Authority(folder)
+        self.tokens = {tenant: self.keys.issue(f"token-{tenant}", f"--tenant={tenant}") for tenant in (7, 8)}
+        self.cluster = Cluster(folder, workers=0, scheduler_options=[f"--cluster-key={self.keys.file}"],
+                               store_options=[f"--cluster-key={self.keys.file}"])
+
+    def worker(self, *options):
+        self.cluster.worker_options = list(options)
+        self.cluster.workers.append(self.cluster.launch_worker().wait_ready())
+        return "http://" + self.cluster.workers[-1].address["http"]
+
+    def scheduler(self):
+        return self.cluster.scheduler.address["rpc"]
+
+    def command(self, name, *arguments, token=None):
+        options = [f"--token={token}"] if token else []
+        return assay(name, f"--scheduler={self.scheduler()}", *options, *arguments)
+
+    def put(self, path, token=None):
+        return self.command("put", "--json", str(path), token=token)
+
+    def figure(self, name):
+        text = urllib.request.urlopen("http://" + self.cluster.stores[0].address["http"] + "/metrics", timeout=30)
+        lines = [line.rsplit(" ", 1) for line in text.read().decode().splitlines() if line.startswith(name)]
+        return {label: float(value) for label, value in lines}
+
+    def denied(self, reason):
+        return self.figure("assay_kvstore_denied_total")[f'assay_kvstore_denied_total{{reason="{reason}"}}']
+
+
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory):
+    made = Tenants(tmp_path_factory.mktemp("tenants"))
+    with made.cluster:
+        yield made
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(3 << 20))
+    return path
+
+
+def test_two_tenants_with_the_same_prompt_share_nothing(tenants, prompt):
+    ours, theirs = (tenants.worker(f"--token={tenants.tokens[tenant]}") for tenant in (7, 8))
+    again = tenants.worker(f"--token={tenants.tokens[7]}")
+    wait_until(lambda: len([n for n in tenants.cluster.stat()["nodes"] if n["state"] == "alive"]) == 4, 30, "all join")
+    first = ask(ours, prompt)
+    wait_until(lambda: tenants.cluster.stat()["directory_blocks"] >= 6, 30, "the prompt's blocks are published")
+    before = tenants.cluster.stat()["route_blocks_hit"]
+    other = ask(theirs, prompt)
+    assert other.bits == first.bits and other.cached == 0
+    assert tenants.cluster.stat()["route_blocks_hit"] == before
+    wait_until(lambda: tenants.cluster.stat()["directory_blocks"] >= 12, 30, "the other tenant has its own")
+    shared = ask(again, prompt)  # another worker of the first tenant
+    assert shared.bits == first.bits and shared.cached > 0
+    assert tenants.cluster.stat()["route_blocks_hit"] > before
+    blocks = json.loads(tenants.command("ls", "--json").stdout)
+    assert {block["tenant"] for block in blocks} == {7, 8}
+    assert {b["key"] for b in blocks if b["tenant"] == 7} & {b["key"] for b in blocks if b["tenant"] == 8}
+
+
+def test_a_file_of_one_tenant_is_no_others(tenants, file, tmp_path):
+    chain = tmp_path / "chain"
+    put = tenants.put(file, tenants.tokens[7])
+    assert put.returncode == 0, put.stderr
+    chain.write_text(put.stdout)
+    back = tenants.command("get", str(chain), f"--out={tmp_path}/back", token=tenants.tokens[7])
+    assert back.returncode == 0 and (tmp_path / "back").read_bytes() == file.read_bytes(), back.stderr
+    before = tenants.figure(HIT)[HIT], tenants.figure(SENT)[SENT]
+    other = tenants.command("get", str(chain), f"--out={tmp_path}/other", token=tenants.tokens[8])
+    assert other.returncode == 1 and (tmp_path / "other").read_bytes() == b"" and "not stored" in other.stderr
+    assert (tenants.figure(HIT)[HIT], tenants.figure(SENT)[SENT]) == before
+    twice = json.loads(tenants.put(file, tenants.tokens[8]).stdout)
+    assert twice["keys"] == json.loads(put.stdout)["keys"] and twice["existed"] == 0
+    key = twice["keys"][0]
+    assert tenants.command("drop", "--tenant=8", key).stdout.startswith("1 blocks")
+    assert tenants.command("drop", key).stdout.startswith("0 blocks")
+    back = tenants.command("get", str(chain), f"--out={tmp_path}/again", token=tenants.tokens[7])
+    assert back.returncode == 0, "the first tenant's block is still there"
+
+
+def test_a_bad_token_gets_nothing(tenants, file, tmp_path):
+    def forged(byte):
+        with open(tenants.tokens[7]) as token:
+            text = token.read()
+        at = byte * 4 // 3
+        path = tmp_path / f"forged-{byte}"
+        path.write_text(text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1:])
+        return str(path)
+
+    stranger = Authority(tmp_path).issue("stranger", "--tenant=7")
+    expired = tenants.keys.issue("expired", "--tenant=7", "--ttl=1s")
+    wait_until(lambda: tenants.keys.show(expired)[0] == 1, 5, "it expires")
+    for token, reason in ((None, "missing or malformed"), (forged(9), "forged"), (forged(60), "forged"),
+                          (stranger, "unknown key"), (expired, "expired")):
+        before = tenants.denied(reason)
+        reply = tenants.put(file, token)
+        assert reply.returncode == 1 and reply.stdout == "", (token, reply)
+        assert "token" in reply.stderr, reply.stderr
+        assert tenants.denied(reason) > before, reason
+    log = tenants.cluster.stores[0].log_text()
+    assert "denied: a client of tenant" in log
+    reader = tenants.keys.issue("reader", "--tenant=7", "--rights=read")
+    before = tenants.denied("right")
+    reply = tenants.put(file, reader)
+    assert reply.returncode == 1 and "token" in reply.stderr and tenants.denied("right") > before
+    (tmp_path / "words").write_text("no token")
+    for path, words in ((tmp_path / "words", "holds no token"), (tmp_path / "none", "No such file")):
+        reply = tenants.put(file, str(path))
+        assert reply.returncode == 1 and words in reply.stderr, reply.stderr
+
+
+def exists(scheduler, key, environment=None, **options):
+    """Through the Python package, over libassay."""
+    return subprocess.run([sys.executable, "-c", EXISTS, scheduler, repr(options), key], capture_output=True, text=True,
+                          timeout=60, env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "client", "python"),
+                                           "ASSAY_LIBRARY": os.path.join(BIN, "..", "lib", "libassay.so.1"),
+                                           **(environment or {})})
+
+
+@pytest.mark.skipif("ASSAY_TEST_SANITIZED" in os.environ, reason="the interpreter does not load a sanitized library")
+def test_the_library_takes_a_token(tenants, file):
+    key = json.loads(tenants.put(file, tenants.tokens[7]).stdout)["keys"][0]
+    assert exists(tenants.scheduler(), key, token_file=tenants.tokens[7]).stdout == "1\n"
+    assert exists(tenants.scheduler(), key, token_file=tenants.tokens[8]).stdout == "0\n"
+    for options in ({}, {"token_file": Authority(tenants.folder, "foreign").issue("foreign-token", "--tenant=7")}):
+        reply = exists(tenants.scheduler(), key, **options)
+        assert reply.returncode == 1 and "assay._errors.Denied" in reply.stderr and "token" in reply.stderr, reply.stderr
+    reply = exists(tenants.scheduler(), key, token_file="/none")
+    assert reply.returncode == 1 and "No such file" in reply.stderr
+
+
+def test_keys_and_tokens_are_replaced_without_a_restart(tmp_path, prompt):
+    tenants = Tenants(tmp_path)
+    with tenants.cluster:
+        token = tenants.tokens[7]
+        url = tenants.worker(f"--token={token}")
+        wait_until(lambda: len([n for n in tenants.cluster.stat()["nodes"] if n["state"] == "alive"]) == 2, 30, "both join")
+        first = ask(url, prompt)
+        wait_until(lambda: tenants.cluster.stat()["directory_blocks"] >= 6, 30, "the prompt's blocks are published")
+        tenants.keys.add_key()
+        store, scheduler = tenants.cluster.stores[0], tenants.cluster.scheduler
+        for process in (store, scheduler):
+            wait_until(lambda: "read the cluster's keys again" in process.log_text(), 10, "the keys are read")
+        tenants.keys.issue("token-7", "--tenant=7")  # the worker's file
+        worker = tenants.cluster.workers[0]
+        wait_until(lambda: "the token's file has changed: the new one is used" in worker.log_text(), 10, "it is read")
+        with open(tenants.keys.file) as keys:
+            lines = keys.read().split("\n")
+        with open(tenants.keys.file, "w") as keys:  # the first key is retired
+            keys.write("\n".join(lines[:2]))
+        for process in (store, scheduler):
+            wait_until(lambda: process.log_text().count("read the cluster's keys again") == 2, 10, "the keys are read")
+        again = ask(url, prompt + " And then?")
+        assert again.cached > 0, "its new token does"
+        assert ask(url, prompt).bits == first.bits
+        assert tenants.denied("unknown key") == 0 and tenants.denied("expired") == 0
+        old = tenants.command("put", str(tmp_path / "keys"), token=tenants.tokens[8])  # of the key that went
+        assert old.returncode == 1 and tenants.denied("unknown key") > 0

@@ -7,6 +7,7 @@ import pytest
 
 from harness import BIN, MODEL, Cluster, Process, ask, wait_until
 from test_cli import Up
+from test_tenants import exists
 
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 LOOPBACK = "subjectAltName=IP:127.0.0.1"
@@ -107,6 +108,41 @@ def test_a_certificate_that_does_not_fit_its_authority_ends_the_start(secured, p
     assert "--tls-cert" in reply.stderr and "is not accepted by --tls-ca" in reply.stderr
     reply = subprocess.run([*start, people[0]], capture_output=True, text=True, timeout=60)
     assert reply.returncode == 2 and "--tls-cert is missing" in reply.stderr
+
+
+def test_put_get_and_bench_work_under_mutual_tls(secured, tmp_path):
+    cluster, people, strangers, _ = secured
+    file, chain = tmp_path / "file", tmp_path / "chain"
+    file.write_bytes(os.urandom(2 << 20))
+    put = command(cluster, "put", "--json", str(file), *people)
+    assert put.returncode == 0, put.stderr
+    chain.write_text(put.stdout)
+    assert command(cluster, "get", str(chain), f"--out={tmp_path}/back", *people).returncode == 0
+    assert (tmp_path / "back").read_bytes() == file.read_bytes()
+    assert command(cluster, "bench", "--size=1MiB", "--count=4", "--repeat=1", *people).returncode == 0
+    for options, words in ((strangers, "a certificate that tls_ca signed"), ([], "give tls_ca, tls_cert and tls_key")):
+        reply = command(cluster, "put", str(file), *options)
+        assert reply.returncode == 1 and words in reply.stderr, reply.stderr
+
+
+@pytest.mark.skipif("ASSAY_TEST_SANITIZED" in os.environ, reason="the interpreter does not load a sanitized library")
+def test_the_library_speaks_mutual_tls(secured):
+    cluster, people, strangers, _ = secured
+    scheduler = cluster.scheduler.address["rpc"]
+
+    def files(options):
+        return {name.lstrip("-").replace("-", "_"): path for name, path in (option.split("=", 1) for option in options)}
+
+    reply = exists(scheduler, "00" * 32, **files(people))
+    assert reply.returncode == 0 and reply.stdout == "0\n", reply.stderr
+    for options, error, words in (
+            (files(strangers), "Unreachable", "a certificate that tls_ca signed"),
+            ({}, "Unreachable", "if it has TLS, give tls_ca"),
+            (files([people[0], *strangers[1:]]), "Invalid", "is not accepted by --tls-ca"),
+            (files(people[:2]), "Invalid", "tls-key is missing"),
+            ({**files(people), "tls_cert": "/none"}, "Invalid", "No such file")):
+        reply = exists(scheduler, "00" * 32, **options)
+        assert reply.returncode == 1 and f"assay._errors.{error}" in reply.stderr and words in reply.stderr, reply.stderr
 
 
 def test_up_starts_a_cluster_under_mutual_tls(secured, tmp_path):

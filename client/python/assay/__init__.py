@@ -12,10 +12,10 @@
         hits = client.get_into(keys, shape, out)                 # written where it lies; out[:hits] is right
 """
 from ._client import Client, Operation, Prediction, Stats, Store
-from ._errors import AssayError, Busy, Conflict, Failed, Invalid, Timeout, Unreachable
+from ._errors import AssayError, Busy, Conflict, Denied, Failed, Invalid, Timeout, Unreachable
 from ._keys import Keys, Shape, chain, namespace
 from ._library import version
 
-__all__ = ["AssayError", "Busy", "Client", "Conflict", "Failed", "Invalid", "Keys", "Operation", "Prediction", "Shape",
+__all__ = ["AssayError", "Busy", "Client", "Conflict", "Denied", "Failed", "Invalid", "Keys", "Operation", "Prediction", "Shape",
            "Stats", "Store", "Timeout", "Unreachable", "chain", "namespace", "version"]
 __version__ = version()

@@ -19,6 +19,7 @@ from ._errors import error_of
 from ._keys import Keys, Shape
 
 Buffer = Any  # bytes, bytearray, memoryview, numpy array, ...
+Path = Union[str, bytes, "os.PathLike[str]"]
 KeysLike = Union[Keys, bytes, Sequence[bytes]]
 
 
@@ -198,7 +199,8 @@ class Client:
     """A client of one cluster. Its calls may be made from any thread, and let other threads of Python run meanwhile.
 
     scheduler: "host:port". timeout: seconds of each call that names none. in_flight_max: operations at once; one more is
-    Busy.
+    Busy. tls_ca, tls_cert, tls_key: PEM files of mutual TLS with the scheduler, all three. token_file: file with the token that
+    stores with tenants admit this client by; it is read again when it changes.
 
     keys are a Keys, bytes (32 for each) or a sequence of 32 bytes each. Buffers are anything with the buffer protocol that
     is contiguous: they are read and written where they lie, and are the library's until the call is over.
@@ -206,7 +208,8 @@ class Client:
     Every call has a form `start_...` with the same arguments, which returns an Operation at once.
     """
 
-    def __init__(self, scheduler: str, *, timeout: float = 10.0, in_flight_max: int = 64):
+    def __init__(self, scheduler: str, *, timeout: float = 10.0, in_flight_max: int = 64, tls_ca: Optional[Path] = None,
+                 tls_cert: Optional[Path] = None, tls_key: Optional[Path] = None, token_file: Optional[Path] = None):
         if not isinstance(scheduler, str) or ":" not in scheduler:
             raise error_of(lib.INVALID, f'scheduler must be "host:port", but is {scheduler!r}')
         if not 0 < timeout < 4e6:
@@ -217,8 +220,11 @@ class Client:
         self._guard = threading.Condition()
         self._calls = 0  # that are inside the library
         self._process = os.getpid()  # a fork has the client, but not its thread
+        files = {name: os.fsencode(path) for name, path in
+                 (("tls_ca", tls_ca), ("tls_cert", tls_cert), ("tls_key", tls_key), ("token_file", token_file))
+                 if path is not None}
         config = lib.Config(scheduler=scheduler.encode(), timeout_ms=max(1, round(timeout * 1000)),
-                            in_flight_max=in_flight_max)
+                            in_flight_max=in_flight_max, **files)
         handle = ctypes.c_void_p()
         result = lib.calls.assay_open(ctypes.byref(config), ctypes.byref(handle))
         if result != lib.OK:

@@ -41,11 +41,17 @@ class Conflict(AssayError):
     result = lib.CONFLICT
 
 
+class Denied(AssayError, PermissionError):
+    """The stores refuse the token, or want one."""
+
+    result = lib.DENIED
+
+
 class Failed(AssayError):
     """Anything else."""
 
 
-_BY_RESULT = {one.result: one for one in (Invalid, Busy, Timeout, Unreachable, Conflict)}
+_BY_RESULT = {one.result: one for one in (Invalid, Busy, Timeout, Unreachable, Conflict, Denied)}
 
 
 def error_of(result: int, text: str) -> AssayError:

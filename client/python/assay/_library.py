@@ -11,7 +11,7 @@ from ctypes import POINTER, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint
 from typing import Any
 
 OK, MISS, EXISTS, PENDING = 0, 1, 2, 3
-INVALID, BUSY, TIMEOUT, UNREACHABLE, FAILED, CANCELLED, CONFLICT = -1, -2, -3, -4, -5, -6, -7
+INVALID, BUSY, TIMEOUT, UNREACHABLE, FAILED, CANCELLED, CONFLICT, DENIED = -1, -2, -3, -4, -5, -6, -7, -8
 KIND_EXISTS, KIND_GET, KIND_PUT = 1, 2, 3
 PREFIX, DURABLE, URGENT = 1, 2, 4
 KEY_BYTES = 32
@@ -21,7 +21,8 @@ class Config(ctypes.Structure):
     """assay_config_t"""
 
     _fields_ = [("scheduler", c_char_p), ("timeout_ms", c_uint32), ("in_flight_max", c_uint32),
-                ("reserved", c_uint64 * 14)]
+                ("tls_ca", c_char_p), ("tls_cert", c_char_p), ("tls_key", c_char_p), ("token_file", c_char_p),
+                ("reserved", c_uint64 * 10)]
 
 
 class ShapeStruct(ctypes.Structure):
