@@ -195,7 +195,7 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
 // assay__stat_reply__free_unpacked.
 Assay__StatReply *cli_stat_of_cluster(const char *scheduler);
 
-// ---- blocks.c: what put, get and bench share
+// ---- blocks.c, chain.c: what put, get and bench share
 
 #define CLI_KEY_BYTES 32u
 #define CLI_SHAPE     "16,2,2,128,64,2" // blocks of 1 MiB
@@ -213,6 +213,8 @@ assay_t *cli_open(const char *scheduler, const char *run_dir, uint32_t in_flight
 // False, for these three: a message was printed.
 bool cli_shape_parse(const char *text, assay_shape_t *shape_p);
 bool cli_chain_read(const char *path, cli_chain_t *chain_p);
+// False: it is no chain; nothing is printed. Either way cli_chain_fini takes what chain_p holds.
+bool cli_chain_take(const json_t *json, cli_chain_t *chain_p);
 bool cli_chain_resize(cli_chain_t *chain, uint32_t count);
 void cli_chain_fini(cli_chain_t *chain);
 json_t *cli_chain_json(const cli_chain_t *chain);
