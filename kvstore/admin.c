@@ -63,6 +63,9 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
     reply.scrub_bad_ram = stat.scrub_bad_ram;
     reply.scrub_bad_disk = stat.scrub_bad_disk;
     reply.scrub_restored = stat.scrub_restored;
+    reply.repaired_blocks = stat.repaired_blocks;
+    reply.repaired_bytes = stat.repaired_bytes;
+    reply.repair_pending = stat.repair_pending;
     closure(&reply, closure_data);
 }
 

@@ -5,7 +5,8 @@
 //
 // Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of
 // the block on disk. A block that is on disk only is not in the way: it is put into RAM again, unless
-// another store brings it as a copy, which it is already.
+// another store brings it as a copy, which it is already. A writer may yet give up: so one that counts
+// copies is not told EXISTS on its account, but to come again.
 #include "common/log.h"
 #include "kvstore/store.h"
 
@@ -24,15 +25,14 @@ static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *as
             as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->spec.layers);
         return same_shape && digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
     }
+    bool is_copy = ask->flags & AS_WIRE_COPY;
     if (kvs_puts_digest(store->puts, &spec, &digest)) {
-        return digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
+        return digest != ask->digest ? AS_ERR_CONFLICT : is_copy ? AS_ERR_BUSY : AS_ERR_EXISTS;
     }
     if (!kvs_tier_digest(store, &spec, &digest)) {
         return AS_OK;
     }
-    return digest != ask->digest         ? AS_ERR_CONFLICT
-           : (ask->flags & AS_WIRE_COPY) ? AS_ERR_EXISTS
-                                         : AS_OK;
+    return digest != ask->digest ? AS_ERR_CONFLICT : is_copy ? AS_ERR_EXISTS : AS_OK;
 }
 
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)

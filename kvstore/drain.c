@@ -215,7 +215,7 @@ static bool hand_one(kvs_drain_t *drain)
     if (drain->under_way > 0 && drain->under_way_bytes + block->bytes > BYTES_MAX) {
         return false;
     }
-    as_status_t status = kvs_push(store, block, kvs_peers_replicas(store), on_pushed, drain);
+    as_status_t status = kvs_push(store, block, on_pushed, drain);
     if (status == AS_ERR_BUSY) {
         return false; // whoever has the room gives it back
     }
@@ -332,6 +332,7 @@ void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us)
     drain->until_us = drain->began_us + timeout_us;
     drain->stat.running = true;
     as_metric_set(&kvs_metrics[KVS_METRIC_DRAINING], 1);
+    kvs_repair_stop(store);
     bool asks = kvs_report_beat(store->report);
     as_timer_start(drain->timer, asks && timeout_us > TELL_US ? TELL_US : asks ? timeout_us : 0);
 }

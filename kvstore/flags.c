@@ -11,7 +11,7 @@
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name;
     const char *disk, *cluster_key;
-    int64_t drain_us;
+    int64_t drain_us, repair_rate, repair_wait_us;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
     int64_t pin_max, quota_bytes;
@@ -64,6 +64,13 @@ static const as_option_t table[] = {
     ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
         "keys of the cluster (`assay token key`): admit only who has a token, and keep tenants "
         "apart; read again when it changes; without it everybody may read and write everything"),
+    ROW("repair-rate", BYTES, repair_rate, "64MiB", "BYTES",
+        "sent to other stores, per second, to give blocks another copy when a store is gone; 0 is "
+        "none",
+        .min = 0, .max = 1e12),
+    ROW("repair-wait", DURATION, repair_wait_us, "5s", "TIME",
+        "from when a store is gone until its blocks are given other copies", .min = 0,
+        .max = 86400e6),
     ROW("drain-timeout", DURATION, drain_us, "30s", "TIME",
         "on SIGTERM, for handing blocks to other stores; 0s ends at once", .min = 0,
         .max = 86400e6),
@@ -119,6 +126,8 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.disk_bytes = (uint64_t)values.disk_bytes;
     flags_p->store.disk_queue_bytes = (uint64_t)values.disk_queue_bytes;
     flags_p->store.scrub_bytes_per_second = (uint64_t)values.scrub_rate;
+    flags_p->store.repair_bytes_per_second = (uint64_t)values.repair_rate;
+    flags_p->store.repair_wait_us = (uint64_t)values.repair_wait_us;
     flags_p->store.drain_us = (uint64_t)values.drain_us;
     flags_p->store.blocks_max = (uint32_t)values.blocks_max;
     flags_p->store.lease_us_max = (uint64_t)values.lease_ms_max * 1000;

@@ -71,6 +71,9 @@ typedef struct kvs_store_options {
     // File of the cluster's keys (common/cluster_key.h), read again when it changes: a connection
     // needs a token. NULL: everybody may do everything.
     const char *cluster_key;
+    uint64_t
+        repair_bytes_per_second;   // sent to give blocks another copy when a store is gone; 0: none
+    uint64_t repair_wait_us;       // from when it is gone
     uint64_t drain_us;             // that a drain may take, where it is not said; 0: as usual
     void (*on_drained)(void *ctx); // a drain is over; may be NULL
     void *drained_ctx;
@@ -100,8 +103,10 @@ typedef struct kvs_stat {
     uint64_t denied;            // connections and questions, for their token
     uint64_t connections;
     uint64_t scrub_passes, scrub_bytes;
-    uint64_t scrub_bad_ram, scrub_bad_disk; // blocks that the scrubber found and dropped
-    uint64_t scrub_restored;                // of those in RAM: brought back from disk
+    uint64_t scrub_bad_ram, scrub_bad_disk;   // blocks that the scrubber found and dropped
+    uint64_t scrub_restored;                  // of those in RAM: brought back from disk
+    uint64_t repaired_blocks, repaired_bytes; // given another copy
+    uint64_t repair_pending;                  // blocks that a repair has yet to ask about
     double fragmentation; // 1 - largest free run / free bytes; 0 when nothing is free
 } kvs_stat_t;
 

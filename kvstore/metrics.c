@@ -90,6 +90,11 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_DRAINED_BLOCKS] =
         COUNTER("drained_blocks_total", "Blocks that a drain handed to other stores"),
     [KVS_METRIC_DRAINED_BYTES] = COUNTER("drained_bytes_total", "Their bytes"),
+    [KVS_METRIC_REPAIRED_BLOCKS] =
+        COUNTER("repaired_blocks_total", "Blocks that were given another copy at other stores"),
+    [KVS_METRIC_REPAIRED_BYTES] = COUNTER("repaired_bytes_total", "Their bytes"),
+    [KVS_METRIC_REPAIR_PENDING] =
+        GAUGE("repair_pending_blocks", "Blocks here that a repair has yet to ask about"),
     [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
                               .help = "From RESERVE to the block being visible",
                               .type = AS_METRIC_HISTOGRAM},

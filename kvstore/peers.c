@@ -14,8 +14,8 @@
 #include "client/client.h"
 #include "common/assert.h"
 #include "common/log.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
-#include "proto/scheduler.pb-c.h"
 
 #define PUSH_DEADLINE_US 5000000u // of one block
 #define TOKEN_S          600u     // that a token of ours holds
@@ -23,7 +23,7 @@
 
 typedef struct push {
     kvs_store_t *store;
-    kvs_block_t *block; // pinned
+    kvs_block_t *block; // pinned; NULL: of an image
     uint32_t asked, copies;
     kvs_push_done_fn done;
     void *ctx;
@@ -32,6 +32,8 @@ typedef struct push {
 struct kvs_peers {
     assay_store_t members[ASSAY_STORES_MAX]; // where blocks are placed
     uint32_t count;
+    uint64_t present[ASSAY_STORES_MAX]; // all that are not dead
+    uint32_t present_count;
     uint32_t replicas;
     assay_client_t *client;  // made when it is first needed
     uint64_t token_renew_us; // the client is given a new token then
@@ -91,20 +93,54 @@ static void add_member(kvs_peers_t *peers, const Assay__StoreNode *node)
     }
 }
 
+// Who of `ids` is not in `others`.
+static bool has_gone(const uint64_t *ids, uint32_t count, const uint64_t *others,
+                     uint32_t other_count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t at = 0;
+        while (at < other_count && others[at] != ids[i]) {
+            at++;
+        }
+        if (at == other_count) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint32_t member_ids(const kvs_peers_t *peers, uint64_t *ids)
+{
+    for (uint32_t i = 0; i < peers->count; i++) {
+        ids[i] = peers->members[i].node_id;
+    }
+    return peers->count;
+}
+
 void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t count)
 {
     kvs_peers_t *peers = store->peers;
+    uint64_t members[ASSAY_STORES_MAX], placed[ASSAY_STORES_MAX], present[ASSAY_STORES_MAX];
+    uint32_t present_count = 0, before = member_ids(peers, members);
     bool drains = false;
     peers->count = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && present_count < ASSAY_STORES_MAX; i++) {
         const Assay__StoreNode *node = nodes[i];
+        present[present_count++] = node->node_id;
         drains |= node->node_id == store->node_id && node->draining;
         if (node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE && !node->draining) {
             add_member(peers, node);
         }
     }
+    uint32_t after = member_ids(peers, placed);
+    bool changed =
+        has_gone(members, before, placed, after) || has_gone(placed, after, members, before);
+    bool lost = has_gone(peers->present, peers->present_count, present, present_count);
+    memcpy(peers->present, present, present_count * sizeof(present[0]));
+    peers->present_count = present_count;
     tell_client(store);
     kvs_drain_on_peers(store, drains);
+    kvs_repair_on_peers(store, changed, lost);
 }
 
 void kvs_peers_set_replicas(kvs_store_t *store, uint32_t replicas)
@@ -145,7 +181,7 @@ kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place)
     while (rank < ranked && ids[rank] != store->node_id) {
         rank++;
     }
-    bool is_placed = rank < ranked && rank < peers->replicas;
+    bool is_placed = rank < ranked && rank < peers->replicas && !kvs_drain_is_on(store);
     return (kvs_share_t){rank, is_placed ? peers->replicas - 1 : peers->replicas};
 }
 
@@ -190,29 +226,31 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
         status = AS_ERR_BUSY; // some store did not take it
     }
     push.done(push.ctx, push.block, status);
-    kvs_index_unpin(store->index, push.block);
+    if (push.block) {
+        kvs_index_unpin(store->index, push.block);
+    }
 }
 
-as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kvs_push_done_fn done,
-                     void *ctx)
+static push_t *push_make(kvs_store_t *store, const kvs_spec_t *spec, as_status_t *status_p)
 {
     kvs_peers_t *peers = store->peers;
-    const kvs_spec_t *spec = &block->spec;
-    uint32_t others = kvs_peers_others(store);
+    if (spec->expires_us != 0 && kvs_expiry_left_us(store, spec) == 0) {
+        *status_p = AS_ERR_NOT_FOUND;
+        return NULL;
+    }
+    *status_p = peers->client ? AS_OK : client_make(store);
+    push_t *push = *status_p == AS_OK ? as_pool_take(peers->pushes) : NULL;
+    if (!push && *status_p == AS_OK) {
+        *status_p = AS_ERR_BUSY;
+    }
+    return push;
+}
+
+static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_t *image)
+{
+    kvs_store_t *store = push->store;
+    kvs_peers_t *peers = store->peers;
     uint64_t left_ms = (kvs_expiry_left_us(store, spec) + 999) / 1000;
-    if (spec->expires_us != 0 && left_ms == 0) {
-        return AS_ERR_NOT_FOUND;
-    }
-    as_status_t status = peers->client ? AS_OK : client_make(store);
-    push_t *push = status == AS_OK ? as_pool_take(peers->pushes) : NULL;
-    if (!push) {
-        return status == AS_OK ? AS_ERR_BUSY : status;
-    }
-    *push = (push_t){.store = store,
-                     .block = block,
-                     .asked = copies < others ? copies : others,
-                     .done = done,
-                     .ctx = ctx};
     const assay_put_args_t args = {
         .shape = {spec->layers, 1, 1, 16, spec->tokens, AS_ELEMENT_F16},
         .namespace_key = spec->namespace_key,
@@ -220,8 +258,8 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kv
         .parent = spec->parent,
         .run_key = key_of_place(spec->place),
         .token_count = spec->tokens,
-        .block = kvs_index_extent(store->index, block, 0),
-        .crcs = kvs_index_crcs(store->index, block),
+        .block = image,
+        .crcs = (const uint32_t *)(const void *)(image + kvs_image_crcs_at(spec)),
         .extent_bytes = spec->extent_bytes,
         .tenant = spec->tenant,
         .ttl_ms = left_ms < UINT32_MAX ? (uint32_t)left_ms : UINT32_MAX,
@@ -233,12 +271,44 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kv
     };
     assay_put_t *put;
     token_renew(store);
-    status = assay_put_start(peers->client, &args, &put);
-    if (status != AS_OK) {
+    as_status_t status = assay_put_start(peers->client, &args, &put);
+    if (status == AS_OK) {
+        peers->under_way++;
+    } else {
         as_pool_give(peers->pushes, push);
+    }
+    return status;
+}
+
+static uint32_t copies_of(const kvs_store_t *store, const kvs_spec_t *spec)
+{
+    uint32_t others = kvs_peers_others(store), copies = kvs_peers_share(store, spec->place).copies;
+    return copies < others ? copies : others;
+}
+
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done, void *ctx)
+{
+    as_status_t status;
+    push_t *push = push_make(store, &block->spec, &status);
+    if (!push) {
         return status;
     }
-    kvs_index_pin(store->index, block);
-    peers->under_way++;
-    return AS_OK;
+    *push = (push_t){store, block, copies_of(store, &block->spec), 0, done, ctx};
+    status = push_start(push, &block->spec, kvs_index_extent(store->index, block, 0));
+    if (status == AS_OK) {
+        kvs_index_pin(store->index, block);
+    }
+    return status;
+}
+
+as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const void *image,
+                           kvs_push_done_fn done, void *ctx)
+{
+    as_status_t status;
+    push_t *push = push_make(store, spec, &status);
+    if (!push) {
+        return status;
+    }
+    *push = (push_t){store, NULL, copies_of(store, spec), 0, done, ctx};
+    return push_start(push, spec, image);
 }

@@ -16,10 +16,10 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "kvstore/disk/check.h"
+#include "kvstore/pace.h"
 #include "kvstore/store.h"
 
 #define LOOKS_MAX 4096u  // entries of the index in one turn
-#define CREDIT_US 10000u // a turn that comes late makes up for so much
 #define FULL_US   10000u // after which a reader that was full is asked again
 
 typedef enum phase { IDLE, IN_RAM, ON_DISK } phase_t;
@@ -30,7 +30,8 @@ struct kvs_scrub {
     as_task_t turn;
     phase_t phase;
     kvs_scrub_stat_t stat; // of the pass
-    uint64_t began_us, due_us;
+    uint64_t began_us;
+    kvs_pace_t pace;
     uint64_t rate;
     bool again;   // another pass was asked for while a piece is read
     bool stopped; // the store ends
@@ -58,12 +59,9 @@ static void turn_soon(kvs_scrub_t *scrub)
 static void turn_after(kvs_scrub_t *scrub, uint64_t bytes)
 {
     uint64_t now_us = as_loop_now_us(scrub->store->options.loop);
-    if (scrub->due_us + CREDIT_US < now_us) {
-        scrub->due_us = now_us - CREDIT_US;
-    }
-    scrub->due_us += (uint64_t)((double)bytes * 1e6 / (double)scrub->rate);
-    if (scrub->due_us > now_us) {
-        as_timer_start(scrub->timer, scrub->due_us - now_us);
+    uint64_t wait_us = kvs_pace_spend(&scrub->pace, bytes, scrub->rate, now_us);
+    if (wait_us > 0) {
+        as_timer_start(scrub->timer, wait_us);
     } else {
         turn_soon(scrub);
     }
@@ -77,7 +75,7 @@ static void pass_begin(kvs_scrub_t *scrub)
     scrub->stat = (kvs_scrub_stat_t){.pass = scrub->stat.pass + 1,
                                      .running = true,
                                      .bytes = stat.ram_bytes_used + stat.disk_bytes_used};
-    scrub->began_us = scrub->due_us = as_loop_now_us(store->options.loop);
+    scrub->began_us = scrub->pace.due_us = as_loop_now_us(store->options.loop);
     scrub->phase = IN_RAM;
     scrub->cursor = scrub->disk_cursor = 0;
     scrub->open = scrub->disk_open = scrub->again = false;

@@ -32,6 +32,8 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .disk_queue_bytes = 256u << 20,
         .scrub_pause_us = 3600000000u,
         .drain_us = KVS_DRAIN_US_USUAL,
+        .repair_bytes_per_second = 64u << 20,
+        .repair_wait_us = 5000000,
     };
 }
 
@@ -256,6 +258,9 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_drain_alloc(store);
     }
     if (status == AS_OK) {
+        status = kvs_repair_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
     if (status == AS_OK) {
@@ -311,12 +316,14 @@ void kvs_store_free(kvs_store_t *store)
     while (store->conns) {
         kvs_conn_close(store->conns);
     }
+    kvs_repair_stop(store);
     kvs_peers_free(store);
     kvs_drain_free(store);
     kvs_scrub_stop(store);
     kvs_admin_stop(store);
     kvs_tier_free(store); // its threads use the memory
     kvs_scrub_free(store);
+    kvs_repair_free(store);
     as_net_mem_free(store->mem);
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);
@@ -357,6 +364,7 @@ void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p)
     stat_p->ghost_hits = kvs_ghosts_hits(kvs_index_ghosts(store->index));
     stat_p->soft_bytes = kvs_index_guarded_bytes(store->index, KVS_GUARD_SOFT);
     stat_p->hard_bytes = kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD);
+    stat_p->repair_pending = kvs_repair_pending(store);
     stat_p->reservations = kvs_puts_count(store->puts);
     stat_p->connections = store->conn_count;
     kvs_disk_stat_t disk;

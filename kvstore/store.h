@@ -76,6 +76,9 @@ typedef enum kvs_metric {
     KVS_METRIC_DRAINING,
     KVS_METRIC_DRAINED_BLOCKS,
     KVS_METRIC_DRAINED_BYTES,
+    KVS_METRIC_REPAIRED_BLOCKS,
+    KVS_METRIC_REPAIRED_BYTES,
+    KVS_METRIC_REPAIR_PENDING,
     KVS_METRIC_COMMIT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
@@ -124,6 +127,7 @@ typedef struct kvs_scrub kvs_scrub_t;
 typedef struct kvs_admit kvs_admit_t;
 typedef struct kvs_peers kvs_peers_t;
 typedef struct kvs_drain kvs_drain_t;
+typedef struct kvs_repair kvs_repair_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -142,6 +146,7 @@ struct kvs_store {
     kvs_admit_t *admit; // NULL: everybody is admitted
     kvs_peers_t *peers;
     kvs_drain_t *drain;
+    kvs_repair_t *repair;
     kvs_report_t *report; // NULL: no scheduler is told
     kvs_event_fn listener;
     void *listener_ctx;
@@ -288,11 +293,22 @@ typedef struct kvs_share {
     uint32_t copies; // that other stores should have
 } kvs_share_t;
 kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place);
-// Hands a SEALED block to the best `copies` of the others. `done`: AS_OK, one or more of them have it
-// since now, AS_ERR_EXISTS, all had it; else not all have it.
+// Hands a SEALED block to the others that should have a copy, of which there must be one. `done`:
+// AS_OK, one or more of them have it since now, AS_ERR_EXISTS, all had it; else not all have it.
 typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status);
-as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t copies, kvs_push_done_fn done,
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done,
                      void *ctx) AS_MUST_USE;
+// The same of one that lies elsewhere, as in the pool (disk/image.h), until `done`, whose block is NULL.
+as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const void *image,
+                           kvs_push_done_fn done, void *ctx) AS_MUST_USE;
+
+// repair.c
+as_status_t kvs_repair_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_repair_stop(kvs_store_t *store); // for good
+void kvs_repair_free(kvs_store_t *store); // after the disk has ended
+// Where blocks are placed has changed; a store is gone.
+void kvs_repair_on_peers(kvs_store_t *store, bool changed, bool lost);
+uint64_t kvs_repair_pending(const kvs_store_t *store);
 
 // drain.c
 as_status_t kvs_drain_alloc(kvs_store_t *store) AS_MUST_USE;

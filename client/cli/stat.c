@@ -190,6 +190,9 @@ static json_t *store_json(const Assay__NodeStat *node)
         {"scrub_bad_ram", store->scrub_bad_ram},
         {"scrub_bad_disk", store->scrub_bad_disk},
         {"scrub_restored", store->scrub_restored},
+        {"repaired_blocks", store->repaired_blocks},
+        {"repaired_bytes", store->repaired_bytes},
+        {"repair_pending", store->repair_pending},
     };
     json_t *object = json_object();
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

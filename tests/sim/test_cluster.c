@@ -114,13 +114,13 @@ static void act(world_t *world, asked_t *asked, uint32_t count)
         break;
     case 1:
         if (!store->killed) {
-            world_host_stop(&store->host);
+            world_store_stop(store);
         }
         break;
     case 2:
     case 3:
         if (!store->killed) {
-            world_host_resume(&store->host);
+            world_store_resume(store);
         }
         break;
     case 4:
@@ -136,6 +136,11 @@ static void act(world_t *world, asked_t *asked, uint32_t count)
     case 6:
         if (!store->killed) {
             kvs_store_drop_all(store->store);
+        }
+        break;
+    case 7:
+        if (!store->killed) {
+            world_store_drain(store);
         }
         break;
     default:
@@ -163,7 +168,7 @@ static void heal(world_t *world)
     world_scheduler_down(world, false);
     for (uint32_t s = 0; s < world->options.stores; s++) {
         if (!world->stores[s].killed) {
-            world_host_resume(&world->stores[s].host);
+            world_store_resume(&world->stores[s]);
         }
     }
 }

@@ -52,6 +52,11 @@ void world_scheduler_down(world_t *world, bool down)
     as_sim_rpc_set_down(world->sim, "scheduler", down);
 }
 
+static void on_drained(void *ctx)
+{
+    ((world_store_t *)ctx)->drained = true;
+}
+
 void world_store_start(world_t *world, uint32_t index)
 {
     world_store_t *store = &world->stores[index];
@@ -63,6 +68,12 @@ void world_store_start(world_t *world, uint32_t index)
     options.loop = world->loop;
     options.net_alloc = net_alloc;
     options.net_ctx = &store->host;
+    store->out = (world_host_t){.world = world};
+    snprintf(store->out.name, sizeof(store->out.name), "out%u", index);
+    options.peer_net_ctx = &store->out;
+    options.repair_wait_us = 200000;
+    options.on_drained = on_drained;
+    options.drained_ctx = store;
     options.data_address = address;
     options.instance_id[0] = (uint8_t)(index + 1);
     options.incarnation = ++store->incarnation;
@@ -73,7 +84,7 @@ void world_store_start(world_t *world, uint32_t index)
     kvs_report_options_t report = {
         .store = store->store, .scheduler = store->host.scheduler, .name = store->host.name};
     must(kvs_report_alloc(&report, &store->report));
-    store->killed = false;
+    store->killed = store->drained = false;
 }
 
 static void store_free(world_store_t *store)
@@ -92,21 +103,37 @@ void world_store_kill(world_store_t *store)
     world_t *world = store->host.world;
     as_sim_rpc_set_down(world->sim, store->host.name, true);
     as_sim_kill(world->sim, store->host.net);
+    if (store->out.net) {
+        as_sim_kill(world->sim, store->out.net);
+    }
     store_free(store);
     as_sim_rpc_set_down(world->sim, store->host.name, false); // the host lives
     store->killed = true;
 }
 
-void world_host_stop(world_host_t *host)
+void world_store_drain(world_store_t *store)
 {
-    as_sim_stop(host->world->sim, host->net);
-    as_sim_rpc_set_down(host->world->sim, host->name, true);
+    kvs_store_drain(store->store, 3000000);
 }
 
-void world_host_resume(world_host_t *host)
+void world_store_stop(world_store_t *store)
 {
-    as_sim_rpc_set_down(host->world->sim, host->name, false);
-    as_sim_resume(host->world->sim, host->net);
+    as_sim_t *sim = store->host.world->sim;
+    as_sim_stop(sim, store->host.net);
+    if (store->out.net) {
+        as_sim_stop(sim, store->out.net);
+    }
+    as_sim_rpc_set_down(sim, store->host.name, true);
+}
+
+void world_store_resume(world_store_t *store)
+{
+    as_sim_t *sim = store->host.world->sim;
+    as_sim_rpc_set_down(sim, store->host.name, false);
+    as_sim_resume(sim, store->host.net);
+    if (store->out.net) {
+        as_sim_resume(sim, store->out.net);
+    }
 }
 
 static void worker_start(world_t *world, uint32_t index)
@@ -186,11 +213,23 @@ void world_close(world_t *world)
     as_loop_free(world->loop);
 }
 
+static void end_drained(world_t *world)
+{
+    for (uint32_t i = 0; i < world->options.stores; i++) {
+        world_store_t *store = &world->stores[i];
+        if (store->drained && store->store) {
+            store_free(store);
+            store->killed = true;
+        }
+    }
+}
+
 void world_run(world_t *world, uint64_t us)
 {
     uint64_t until_us = as_loop_now_us(world->loop) + us;
     while (as_loop_now_us(world->loop) < until_us) {
         as_loop_run_once(world->loop, true);
+        end_drained(world);
     }
 }
 

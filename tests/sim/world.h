@@ -27,10 +27,11 @@ typedef struct world_host {
 
 typedef struct world_store {
     world_host_t host;
+    world_host_t out;   // what it connects to other stores with; no net until it does
     kvs_store_t *store; // NULL: not running
     kvs_report_t *report;
     uint64_t incarnation;
-    bool killed;
+    bool killed, drained; // drained: it has said so, and is to be ended
 } world_store_t;
 
 typedef struct world_worker {
@@ -70,9 +71,11 @@ uint64_t world_random(world_t *world);
 // As by kill -9; then, later, a new process of the same node with nothing in memory.
 void world_store_kill(world_store_t *store);
 void world_store_start(world_t *world, uint32_t index);
+// As by SIGTERM: it drains, and ends when it is done.
+void world_store_drain(world_store_t *store);
 // As by SIGSTOP and SIGCONT.
-void world_host_stop(world_host_t *host);
-void world_host_resume(world_host_t *host);
+void world_store_stop(world_store_t *store);
+void world_store_resume(world_store_t *store);
 void world_scheduler_down(world_t *world, bool down);
 
 #endif

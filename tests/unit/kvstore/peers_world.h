@@ -17,6 +17,7 @@ typedef struct peers_world {
     kvs_report_t *reports[WORLD_STORES_MAX];
     uint32_t replicas;
     bool drained[WORLD_STORES_MAX];
+    char names[WORLD_STORES_MAX][16];
 } peers_world_t;
 
 static world_t world;
@@ -41,8 +42,8 @@ static inline void peers_scheduler_start(void)
 
 static inline void peers_report_start(uint32_t i)
 {
-    char name[16];
-    snprintf(name, sizeof(name), "store%u", i);
+    char *name = peers.names[i];
+    snprintf(name, sizeof(peers.names[i]), "store%u", i);
     assert_int_equal(as_rpc_client_alloc_sim(world.sim, name, "scheduler:1",
                                              &assay__scheduler__descriptor, &peers.clients[i]),
                      AS_OK);
@@ -70,9 +71,7 @@ static inline void peers_open(const world_options_t *options, uint32_t replicas)
 static inline void peers_store_end(uint32_t i, bool killed)
 {
     if (killed) {
-        char name[16];
-        snprintf(name, sizeof(name), "store%u", i);
-        as_sim_rpc_set_down(world.sim, name, true);
+        as_sim_rpc_set_down(world.sim, peers.names[i], true);
         as_sim_kill(world.sim, world.store_nets[i]);
         if (world.peer_nets[i]) {
             as_sim_kill(world.sim, world.peer_nets[i]);

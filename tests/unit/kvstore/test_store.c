@@ -402,6 +402,8 @@ static void a_second_put_is_told_whether_its_bytes_are_the_same(void **state)
         assert_int_equal(status_of_reserve(&again), AS_WIRE_EXISTS);
         again.flags = AS_WIRE_DURABLE; // there is no disk, or nothing to make durable yet
         assert_int_equal(status_of_reserve(&again), AS_WIRE_FAILED);
+        again.flags = AS_WIRE_COPY; // a writer may yet give up
+        assert_int_equal(status_of_reserve(&again), sealed ? AS_WIRE_EXISTS : AS_WIRE_BUSY);
         again.flags = 4;
         assert_int_equal(status_of_reserve(&again), AS_WIRE_INVALID);
         again.flags = 0;

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage "repair": when a store has gone, blocks that had a copy there get another one.
+//
+//   IDLE -> WAITING -> IN_RAM_FIRST -> IN_RAM_REST -> ON_DISK -> IDLE
+//
+//   WAITING       for the list of stores to settle: a scheduler that has just started knows only some.
+//   IN_RAM_FIRST  blocks for which this store is the best (by placement, of those that are there): it
+//                 sees to it that the others which should have a copy do.
+//   IN_RAM_REST   the others: the best store for them may have lost them. Where it has not, all copies
+//                 are there by now, and asking is all that it costs.
+//   ON_DISK       those that are on disk only, read one at a time.
+//
+// Asking is handing over (peers.c): a store that has the block says so and nothing is sent. So the
+// first holder by rank does the work, no copy is sent twice, and nobody keeps a list of who has what.
+// What is sent and asked is paced. When the stores change meanwhile, it begins anew; while there are
+// fewer stores than copies, it is owed, and done once there are more.
+#include <string.h>
+
+#include "common/log.h"
+#include "kvstore/disk/disk.h"
+#include "kvstore/disk/image.h"
+#include "kvstore/pace.h"
+#include "kvstore/store.h"
+
+#define LOOKS_MAX   4096u // entries of the index in one turn
+#define UNDER_WAY   4u
+#define ASK_BYTES   4096u // of the rate, that a question costs
+#define BUSY_US     10000u
+#define RETRIES_MAX 6u // until the next change; each waits twice as long as the one before
+
+typedef enum phase { IDLE, WAITING, IN_RAM_FIRST, IN_RAM_REST, ON_DISK } phase_t;
+
+struct kvs_repair {
+    kvs_store_t *store;
+    as_timer_t *timer;
+    phase_t phase;
+    bool owed; // some block may have too few copies
+    bool stopped;
+    uint32_t cursor; // of the index, or of the disk
+    uint32_t under_way;
+    uint32_t failed, retries;
+    uint64_t pending; // blocks of which nothing is known yet, about
+    uint64_t repaired, bytes, kept;
+    kvs_pace_t pace;
+    kvs_spec_t spec; // on its way from disk
+    void *image;     // NULL: none is
+};
+
+static uint64_t now(const kvs_repair_t *repair)
+{
+    return as_loop_now_us(repair->store->options.loop);
+}
+
+static void set_pending(kvs_repair_t *repair, uint64_t pending)
+{
+    repair->pending = pending;
+    as_metric_set(&kvs_metrics[KVS_METRIC_REPAIR_PENDING], (int64_t)pending);
+}
+
+// ---- rounds
+
+static void wait_for_peers(kvs_repair_t *repair, uint64_t us)
+{
+    repair->phase = WAITING;
+    set_pending(repair, 0);
+    as_timer_start(repair->timer, us);
+}
+
+static void begin(kvs_repair_t *repair)
+{
+    kvs_store_t *store = repair->store;
+    kvs_disk_stat_t disk;
+    bool can = kvs_peers_replicas(store) > 1 && kvs_peers_others(store) > 0 &&
+               store->options.repair_bytes_per_second > 0 && !kvs_drain_is_on(store);
+    if (!can) {
+        repair->phase = IDLE; // owed still
+        return;
+    }
+    kvs_tier_stat(store, &disk);
+    uint64_t in_ram = kvs_index_count(store->index, KVS_SEALED);
+    repair->phase = IN_RAM_FIRST;
+    repair->cursor = repair->failed = 0;
+    repair->repaired = repair->bytes = repair->kept = 0;
+    repair->pace.due_us = now(repair);
+    set_pending(repair, in_ram > disk.blocks ? in_ram : disk.blocks);
+    as_timer_start(repair->timer, 0);
+}
+
+static void end(kvs_repair_t *repair)
+{
+    kvs_store_t *store = repair->store;
+    uint64_t wait_us = store->options.repair_wait_us << repair->retries;
+    if (repair->repaired + repair->failed > 0) {
+        AS_INFO("repair",
+                "%llu blocks (%llu MiB) were given another copy, %llu had theirs, %u were "
+                "not taken",
+                (unsigned long long)repair->repaired, (unsigned long long)repair->bytes >> 20,
+                (unsigned long long)repair->kept, repair->failed);
+    }
+    set_pending(repair, repair->failed);
+    if (repair->failed > 0 && repair->retries++ < RETRIES_MAX) {
+        wait_for_peers(repair, wait_us);
+        return;
+    }
+    repair->owed = repair->failed > 0 || kvs_peers_others(store) + 1 < kvs_peers_replicas(store);
+    repair->phase = IDLE;
+}
+
+static void turn_after(kvs_repair_t *repair, uint64_t bytes)
+{
+    if (repair->phase > WAITING && !repair->stopped) {
+        uint64_t rate = repair->store->options.repair_bytes_per_second;
+        as_timer_start(repair->timer, kvs_pace_spend(&repair->pace, bytes, rate, now(repair)));
+    }
+}
+
+static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
+{
+    kvs_repair_t *repair = ctx;
+    const kvs_spec_t *spec = block ? &block->spec : &repair->spec;
+    uint64_t bytes = (uint64_t)spec->layers * spec->extent_bytes;
+    repair->under_way--;
+    if (status == AS_OK) {
+        repair->repaired++;
+        repair->bytes += bytes;
+        kvs_count(&repair->store->counted.repaired_blocks, KVS_METRIC_REPAIRED_BLOCKS, 1);
+        kvs_count(&repair->store->counted.repaired_bytes, KVS_METRIC_REPAIRED_BYTES, bytes);
+    }
+    repair->kept += status == AS_ERR_EXISTS;
+    repair->failed += status != AS_OK && status != AS_ERR_EXISTS;
+    set_pending(repair, repair->pending > 0 ? repair->pending - 1 : 0);
+    if (!block) {
+        as_mem_free(repair->image);
+        repair->image = NULL;
+    }
+    turn_after(repair, status == AS_OK ? bytes : 0);
+}
+
+// ---- RAM
+
+static bool is_wanted(const kvs_repair_t *repair, const kvs_block_t *block)
+{
+    if (block->state != KVS_SEALED || block->spec.kind != AS_WIRE_FULL) {
+        return false;
+    }
+    const kvs_share_t share = kvs_peers_share(repair->store, block->spec.place);
+    return share.copies > 0 && (share.rank == 0) == (repair->phase == IN_RAM_FIRST);
+}
+
+// Whether there is more of this round.
+static bool ram_turn(kvs_repair_t *repair)
+{
+    kvs_store_t *store = repair->store;
+    uint32_t end_at = kvs_index_blocks_max(store->index);
+    for (uint32_t looks = 0; looks < LOOKS_MAX && repair->cursor < end_at; looks++) {
+        kvs_block_t *block = kvs_index_at(store->index, repair->cursor);
+        if (is_wanted(repair, block)) {
+            as_status_t status = kvs_push(store, block, on_pushed, repair);
+            repair->under_way += status == AS_OK;
+            repair->failed += status != AS_OK && status != AS_ERR_BUSY;
+            repair->cursor += status != AS_ERR_BUSY;
+            break;
+        }
+        repair->cursor++;
+    }
+    return repair->cursor < end_at;
+}
+
+// ---- disk
+
+static void on_read(void *ctx, as_status_t status)
+{
+    kvs_repair_t *repair = ctx;
+    bool goes_on = status == AS_OK && !repair->stopped && repair->phase == ON_DISK;
+    if (goes_on &&
+        kvs_push_image(repair->store, &repair->spec, repair->image, on_pushed, repair) == AS_OK) {
+        return;
+    }
+    repair->failed += goes_on;
+    repair->under_way--;
+    as_mem_free(repair->image);
+    repair->image = NULL;
+    turn_after(repair, 0);
+}
+
+static bool disk_turn(kvs_repair_t *repair)
+{
+    kvs_store_t *store = repair->store;
+    const kvs_spec_t *spec = NULL;
+    for (uint32_t looks = 0; looks < LOOKS_MAX; looks++) {
+        spec = kvs_tier_next(store, &repair->cursor);
+        if (!spec) {
+            return false;
+        }
+        bool is_in_ram = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
+        if (!is_in_ram && spec->kind == AS_WIRE_FULL &&
+            kvs_peers_share(store, spec->place).copies > 0) {
+            break;
+        }
+        spec = NULL;
+    }
+    repair->spec = spec ? *spec : (kvs_spec_t){0};
+    repair->image =
+        spec ? as_mem_aligned(KVS_POOL_GRAIN_BYTES, kvs_image_bytes(&repair->spec)) : NULL;
+    as_status_t status = repair->image ? kvs_disk_read(kvs_tier_disk(store), &repair->spec,
+                                                       repair->image, on_read, repair)
+                                       : AS_ERR_NO_MEMORY;
+    if (status == AS_OK) {
+        repair->under_way++;
+    } else if (spec) {
+        as_mem_free(repair->image);
+        repair->image = NULL;
+        repair->failed += status != AS_ERR_NOT_FOUND; // gone meanwhile
+    }
+    return true;
+}
+
+// ---- turns
+
+static void on_timer(void *ctx)
+{
+    kvs_repair_t *repair = ctx;
+    if (repair->phase == WAITING) {
+        begin(repair);
+        return;
+    }
+    if (repair->phase == IDLE || (repair->phase == ON_DISK && repair->image)) {
+        return; // when it is here
+    }
+    if (repair->under_way >= UNDER_WAY) {
+        as_timer_start(repair->timer, BUSY_US);
+        return;
+    }
+    bool more = repair->phase == ON_DISK ? disk_turn(repair) : ram_turn(repair);
+    if (more) {
+        turn_after(repair, repair->under_way > 0 ? ASK_BYTES : 0);
+    } else if (repair->under_way > 0) {
+        as_timer_start(repair->timer, BUSY_US); // the last of this round
+    } else if (repair->phase == ON_DISK) {
+        end(repair);
+    } else {
+        repair->phase++;
+        repair->cursor = 0;
+        as_timer_start(repair->timer, 0);
+    }
+}
+
+void kvs_repair_on_peers(kvs_store_t *store, bool changed, bool lost)
+{
+    kvs_repair_t *repair = store->repair;
+    repair->owed |= lost || kvs_peers_others(store) + 1 < kvs_peers_replicas(store);
+    if (repair->owed && (changed || lost)) {
+        repair->retries = 0;
+        wait_for_peers(repair, store->options.repair_wait_us);
+    }
+}
+
+as_status_t kvs_repair_alloc(kvs_store_t *store)
+{
+    kvs_repair_t *repair = as_mem_zalloc(1, sizeof(*repair));
+    if (!repair) {
+        return AS_ERR_NO_MEMORY;
+    }
+    store->repair = repair;
+    repair->store = store;
+    return as_timer_alloc(store->options.loop, on_timer, repair, &repair->timer);
+}
+
+void kvs_repair_stop(kvs_store_t *store)
+{
+    kvs_repair_t *repair = store->repair;
+    if (repair && repair->timer) { // else the store is half made
+        repair->stopped = true;
+        repair->phase = IDLE;
+        as_timer_stop(repair->timer);
+    }
+}
+
+void kvs_repair_free(kvs_store_t *store)
+{
+    kvs_repair_t *repair = store->repair;
+    if (repair) {
+        as_timer_free(repair->timer);
+        as_mem_free(repair->image);
+        as_mem_free(repair);
+        store->repair = NULL;
+    }
+}
+
+uint64_t kvs_repair_pending(const kvs_store_t *store)
+{
+    return store->repair->pending;
+}
