@@ -2,7 +2,8 @@
 """Three stores, each on a host of its own behind a network that is cut, and machines that die and return, under load.
 
 The network is in network namespaces on this machine, joined by the bridge (tests/tools). Reads are never wrong and end by
-their deadline, whatever is gone; what is there again is used again.
+their deadline, whatever is gone; what is there again is used again. There are two copies of each block, and the copies of a
+store that is gone are made again.
 """
 import json
 import os
@@ -42,7 +43,7 @@ class World:
     def __init__(self, network, folder):
         self.network, self.folder, self.all, self.load, self.stores = network, folder, [], None, {}
         self.hub = network.hosts[0]
-        self.scheduler = self.launch(0, "assay-scheduler", "--heartbeat-ms=200", "--suspect-ms=600", "--dead-ms=1500",
+        self.scheduler = self.launch(0, "assay-scheduler", "--replicas=2", "--heartbeat-ms=200", "--suspect-ms=600", "--dead-ms=1500",
                                      f"--listen={self.hub.address}:0", "--http=127.0.0.1:0").wait_ready().address["rpc"]
 
     def launch(self, number, program, *arguments):
@@ -52,7 +53,7 @@ class World:
 
     def start_store(self, number):
         host = self.network.hosts[number]
-        self.stores[number] = self.launch(number, "assay-kvstore", f"--scheduler={self.scheduler}", "--ram=64MiB", "--drain-timeout=0s",
+        self.stores[number] = self.launch(number, "assay-kvstore", f"--scheduler={self.scheduler}", "--ram=64MiB", "--drain-timeout=0s", "--repair-wait=300ms",
                                           f"--data-address={host.address}:0", f"--rpc-address={host.address}:0",
                                           "--http-address=127.0.0.1:0").wait_ready()
 
@@ -70,6 +71,13 @@ class World:
     def serves(self, number, hits=0):
         node = self.node(number)
         return node is not None and node["state"] == "alive" and node["store"] is not None and node["store"]["hits"] > hits
+
+    def repaired(self, *numbers):
+        """How many blocks these stores have given another copy; None while one is at it or does not answer."""
+        stores = [(self.node(number) or {}).get("store") for number in numbers]
+        if not all(stores) or any(store["repair_pending"] for store in stores):
+            return None
+        return sum(store["repaired_blocks"] for store in stores)
 
     def end(self):
         counts = self.load.end() if self.load else None
@@ -111,6 +119,7 @@ def test_a_store_behind_a_cut_link_costs_reads_no_more_than_their_deadline_and_i
     wait_until(lambda: world.state(1) in ("dead", None), 60, "the scheduler misses the store")
     world.load.goes_on(500)
     assert world.state(2) == world.state(3) == "alive"
+    wait_until(lambda: world.repaired(2, 3), 60, "its copies are made again")
     world.network.tell("heal", 0, 1)
     wait_until(lambda: world.serves(1, hits), 60, "the store is read from again")
     check(world)
@@ -121,6 +130,7 @@ def test_a_store_that_dies_and_returns_costs_reads_no_more_than_their_deadline_a
     world.load.goes_on()
     wait_until(lambda: world.state(2) in ("dead", None), 60, "the scheduler misses the store")
     world.load.goes_on(500)
+    wait_until(lambda: world.repaired(1, 3), 60, "its copies are made again")
     world.start_store(2)
     wait_until(lambda: world.serves(2), 60, "the new store is read from")
     check(world)
