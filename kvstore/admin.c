@@ -191,16 +191,9 @@ static void drop_answer(const drop_t *drop, as_status_t status)
 {
     Assay__StoreDropReply reply = ASSAY__STORE_DROP_REPLY__INIT;
     reply.dropped = drop->dropped;
-    if (drop->admin->stopped) {
-        return;
-    }
-    if (status == AS_OK) {
+    reply.not_on_disk = status != AS_OK;
+    if (!drop->admin->stopped) {
         drop->closure(&reply, drop->closure_data);
-    } else {
-        as_rpc_fail((ProtobufCClosure)drop->closure, drop->closure_data, status,
-                    "the blocks are gone from memory, but the disk did not take it: they may be "
-                    "there again at the next start; see to the disk, start the store again and "
-                    "drop them once more");
     }
 }
 

@@ -264,10 +264,23 @@ int cli_unpin(int argc, char **argv)
 
 // ---- drop
 
+typedef struct dropped {
+    uint64_t blocks;
+    bool not_on_disk;
+} dropped_t;
+
 static void on_dropped(void *ctx, const Assay__NodeStat *node, const ProtobufCMessage *message)
 {
-    (void)node;
-    *(uint64_t *)ctx += ((const Assay__StoreDropReply *)message)->dropped;
+    const Assay__StoreDropReply *reply = (const Assay__StoreDropReply *)message;
+    dropped_t *sum = ctx;
+    sum->blocks += reply->dropped;
+    if (reply->not_on_disk) {
+        sum->not_on_disk = true;
+        cli_complain("%s: its disk did not take the drop: blocks that are gone from memory may be "
+                     "there again at its next start; see to the disk, start the store again and "
+                     "drop them once more",
+                     name_of(node));
+    }
 }
 
 int cli_drop(int argc, char **argv)
@@ -289,10 +302,10 @@ int cli_drop(int argc, char **argv)
     }
     request.keys = keys.bytes;
     request.n_keys = keys.count;
-    uint64_t dropped = 0;
+    dropped_t dropped = {0};
     code = ask_stores(&(ask_t){"Drop", &request.base, on_dropped, &dropped});
-    printf("%llu blocks are dropped\n", (unsigned long long)dropped);
-    return code;
+    printf("%llu blocks are dropped\n", (unsigned long long)dropped.blocks);
+    return dropped.not_on_disk ? 1 : code;
 }
 
 // ---- quota

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One store under load that is killed: what it has acknowledged, and what it says of it afterwards."""
+import json
 import os
 import subprocess
 
@@ -64,3 +65,26 @@ def expect_kept(store, acknowledged, last=4000):
     durable = check(store, acknowledged.durable[-last:])
     assert not durable["wrong"] and not durable["missing"], durable
     assert not check(store, acknowledged.taken[-last:])["wrong"]
+
+
+# ---- blocks of a store that is in a cluster
+
+
+def assay(world, *arguments, expect=0):
+    """What a command says: on stdout, or on stderr where it is to fail."""
+    command = [os.path.join(BIN, "assay"), *arguments, f"--scheduler={world.scheduler.address['rpc']}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == expect, done.stderr
+    return done.stderr if expect else done.stdout
+
+
+def keys(world):
+    """Of the blocks in memory, by their numbers, which lie in them (store_load.c)."""
+    listed = json.loads(assay(world, "ls", "--json", "--limit=10000"))
+    return {int.from_bytes(bytes.fromhex(block["key"])[16:20], "little"): block["key"] for block in listed}
+
+
+def put(store, first, count):
+    """Every second one durable; the others may still be on their way to disk when it returns."""
+    command = [LOAD, "put", store.address["data"], store.address["node_id"], str(first), str(count)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)

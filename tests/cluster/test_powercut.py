@@ -11,8 +11,8 @@ import urllib.request
 
 import pytest
 
-from crash import FULL, Acknowledged, check, expect_kept, load, start_store
-from harness import BIN, wait_until
+from crash import FULL, Acknowledged, assay, check, expect_kept, keys, load, put, start_store
+from harness import BIN, Cluster, wait_until
 
 POWERCUT = os.path.join(BIN, "powercut")
 ROUNDS = 60 if FULL else 6
@@ -140,6 +140,35 @@ def test_a_durable_put_of_a_block_that_was_there_survives_a_power_cut(disk, tmp_
     store = start_store(tmp_path, disk.path / "store", "--disk-size=64MiB")
     expect_kept(store, second)
     assert store.end() == 0
+
+
+def test_a_dropped_block_stays_dropped_after_a_power_cut(disk, tmp_path):
+    options = [f"--disk={disk.path / 'store'}", "--disk-size=64MiB"]
+    with Cluster(tmp_path, workers=0, store_options=options) as world:
+        put(world.stores[0], 0, 200)
+        held = keys(world)
+        dropped = {number for number in held if number % 3 == 0}
+        assert len(dropped) > 60
+        assay(world, "drop", *(held[number] for number in dropped))
+        world.stores[0].kill()
+        disk.cut(0)
+        found = check(world.start_store(), range(200))
+        assert not found["wrong"] and not dropped & set(found["right"])
+        assert {number for number in range(0, 200, 2)} - dropped <= set(found["right"])
+        assert world.stores[1].end() == 0
+
+
+def test_a_drop_that_the_disk_does_not_take_says_so(disk, tmp_path):
+    options = [f"--disk={disk.path / 'store'}", "--disk-size=64MiB"]
+    with Cluster(tmp_path, workers=0, store_options=options) as world:
+        put(world.stores[0], 0, 20)
+        disk.tell("fail catalog 1000")
+        done = assay(world, "drop", "--all", expect=1)
+        assert "may be there again at its next start" in done
+        put(world.stores[0], 100, 40)  # those that need no disk are taken all the same
+        assert set(range(101, 140, 2)) <= set(check(world.stores[0], range(100, 140))["right"])
+        disk.tell("fail catalog 0")
+        assert world.stores[0].end() == 0
 
 
 # ---- disks that fail

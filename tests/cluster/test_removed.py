@@ -1,39 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dropped blocks stay dropped: by their keys, over kill -9 and new starts, and the others stay."""
 import json
-import os
-import subprocess
 
-from crash import FULL, check
-from harness import BIN, Cluster, wait_until
+from crash import FULL, assay, check, keys, put
+from harness import Cluster, wait_until
 
 ROUNDS = 20 if FULL else 4
 BLOCKS = 60
 
 
-def assay(world, *arguments):
-    command = [os.path.join(BIN, "assay"), *arguments, f"--scheduler={world.scheduler.address['rpc']}"]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
-
-
-def keys(world):
-    """Of the blocks in memory, by their numbers, which lie in them (store_load.c)."""
-    listed = json.loads(assay(world, "ls", "--json", "--limit=10000"))
-    return {int.from_bytes(bytes.fromhex(block["key"])[16:20], "little"): block["key"] for block in listed}
-
-
-def put(store, first, count):
-    """Every second one durable; the others may still be on their way to disk when it returns."""
-    command = [os.path.join(BIN, "store_load"), "put", store.address["data"], store.address["node_id"], str(first), str(count)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
-
-
 def start_again(world):
     world.stores[-1].kill()
     world.start_store()
-    alive = lambda: [node["data_address"] for node in world.stat()["nodes"]  # noqa: E731
-                     if node["role"] == "store" and node["state"] == "alive" and node["store"]]
-    wait_until(lambda: alive() == [world.stores[-1].address["data"]], 30, "the new store has joined alone")
+
+    def only_one():
+        """The scheduler has given up the other ones."""
+        live = [node for node in world.stat()["nodes"] if node["role"] == "store" and node["state"] != "dead"]
+        return [node["data_address"] for node in live] == [world.stores[-1].address["data"]] and live[0]["state"] == "alive"
+
+    wait_until(only_one, 30, "the new store is the only one")
 
 
 def test_a_block_that_was_dropped_is_gone_after_kills_and_starts(tmp_path):
