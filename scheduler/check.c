@@ -123,3 +123,18 @@ as_status_t sch_check_route(const Assay__RouteRequest *request, const char **tex
     }
     return AS_OK;
 }
+
+as_status_t sch_check_token(const Assay__TokenRequest *request, const char **text_p)
+{
+    const uint32_t known = AS_TOKEN_READ | AS_TOKEN_WRITE | AS_TOKEN_DIRECT;
+    if (request->tenant == AS_TENANT_NONE) {
+        return wrong("tenant must be at least 1", text_p);
+    }
+    if (request->rights == 0 || (request->rights & ~known) != 0) {
+        return wrong("rights must be some of read, write and direct", text_p);
+    }
+    if (request->ttl_s == 0 || request->ttl_s > SCH_TOKEN_TTL_S_MAX) {
+        return wrong("ttl_s must be from 1 to 31 days", text_p);
+    }
+    return AS_OK;
+}

@@ -11,6 +11,7 @@
 
 static struct {
     const char *listen, *http, *cluster_id, *cluster_key;
+    bool issue_tokens;
     int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes, replicas;
 } values;
 
@@ -31,6 +32,9 @@ static const as_option_t table[] = {
     ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
         "keys of the cluster, as of the stores: a route needs a token, and tells of its tenant's "
         "blocks only; read again when it changes"),
+    ROW("issue-tokens", BOOL, issue_tokens, "false", NULL,
+        "issue tokens of any tenant to everybody with a certificate of the cluster; needs "
+        "--cluster-key and mutual TLS"),
     ROW("heartbeat-ms", INT, heartbeat_ms, "1000", "MS", "how often nodes are asked to report",
         .min = 1, .max = MS_MAX),
     ROW("suspect-ms", INT, suspect_ms, "3000", "MS",
@@ -64,12 +68,19 @@ as_status_t sch_flags_parse(int argc, char **argv, sch_flags_t *flags_p,
         fprintf(stderr, "assay-scheduler: --dead-ms must be longer than --suspect-ms\n");
         return AS_ERR_CONFIG;
     }
+    if (values.issue_tokens && (!values.cluster_key || !common.use_tls)) {
+        fprintf(stderr, "assay-scheduler: --issue-tokens needs %s\n",
+                values.cluster_key ? "mutual TLS: --tls-ca, --tls-cert and --tls-key"
+                                   : "--cluster-key FILE");
+        return AS_ERR_CONFIG;
+    }
     flags_p->listen = values.listen;
     flags_p->http = values.http;
     flags_p->tls = common.use_tls;
     flags_p->scheduler = (sch_options_t){
         .cluster_id = values.cluster_id,
         .cluster_key = values.cluster_key,
+        .issue_tokens = values.issue_tokens,
         .heartbeat_us = (uint64_t)values.heartbeat_ms * 1000,
         .suspect_us = (uint64_t)values.suspect_ms * 1000,
         .dead_us = (uint64_t)values.dead_ms * 1000,

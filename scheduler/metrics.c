@@ -19,6 +19,7 @@ as_metric_t sch_metrics[SCH_METRIC_COUNT] = {
     ROW(SCH_REFUSED_MESSAGES_TOTAL, "refused_messages_total", "Messages outside the stated limits.",
         COUNTER),
     ROW(SCH_DENIED_ROUTES_TOTAL, "denied_routes_total", "Routes denied, for their token.", COUNTER),
+    ROW(SCH_ISSUED_TOKENS_TOTAL, "issued_tokens_total", "Tokens issued.", COUNTER),
     ROW(SCH_JOINS_TOTAL, "joins_total", "Nodes that joined, or joined again.", COUNTER),
     ROW(SCH_DEATHS_TOTAL, "deaths_total", "Nodes given up after silence.", COUNTER),
     ROW(SCH_DIRECTORY_BLOCKS, "directory_blocks", "Blocks that some node holds.", GAUGE),

@@ -20,6 +20,7 @@
 #include "common/loop.h"
 #include "common/metrics.h"
 #include "common/status.h"
+#include "common/token.h"
 #include "proto/scheduler.pb-c.h"
 
 #define SCH_NODES_MAX          4096u // stores and workers, the dead included while they are kept
@@ -31,6 +32,7 @@
 #define SCH_NUMERICS_BYTES_MAX 127u
 #define SCH_NAME_BYTES_MAX     63u
 #define SCH_INSTANCE_BYTES     16u
+#define SCH_TOKEN_TTL_S_MAX    (31u * 86400)
 #define SCH_BLOCK_TOKENS       AS_BLOCK_TOKENS_DEFAULT
 // Another worker must be better than the asking one by this many tokens of work before a session
 // moves: below it, moving costs more than it saves.
@@ -177,12 +179,17 @@ void sch_tenants_free(sch_tenants_t *tenants); // NULL is fine
 as_status_t sch_tenants_scope(sch_tenants_t *tenants, const Assay__RouteRequest *request,
                               const uint8_t **keys_p, const char **text_p) AS_MUST_USE;
 
+// Signs a token of a checked request. AS_ERR_INVALID: no cluster would sign it.
+as_status_t sch_tenants_issue(sch_tenants_t *tenants, const Assay__TokenRequest *request,
+                              as_token_sealed_t *sealed_p) AS_MUST_USE;
+
 // ---- scheduler ----
 
 typedef struct sch_options {
     const char *cluster_id;
-    const char
-        *cluster_key; // file: a Route needs a token, whose tenant's blocks it is told; NULL: none
+    // File: a Route needs a token, whose tenant's blocks it is told of. NULL: none.
+    const char *cluster_key;
+    bool issue_tokens; // to everybody who may call; needs cluster_key
     uint64_t heartbeat_us;
     uint64_t suspect_us;
     uint64_t dead_us;
@@ -241,6 +248,7 @@ void sch_replies_route(sch_scheduler_t *scheduler, const sch_route_t *route,
 as_status_t sch_check_join(const Assay__JoinRequest *request, const char **text_p) AS_MUST_USE;
 as_status_t sch_check_events(const Assay__EventsRequest *request, const char **text_p) AS_MUST_USE;
 as_status_t sch_check_route(const Assay__RouteRequest *request, const char **text_p) AS_MUST_USE;
+as_status_t sch_check_token(const Assay__TokenRequest *request, const char **text_p) AS_MUST_USE;
 
 // ---- metrics ----
 
@@ -254,6 +262,7 @@ typedef enum sch_metric {
     SCH_DROPPED_EVENTS_TOTAL,
     SCH_REFUSED_MESSAGES_TOTAL,
     SCH_DENIED_ROUTES_TOTAL,
+    SCH_ISSUED_TOKENS_TOTAL,
     SCH_JOINS_TOTAL,
     SCH_DEATHS_TOTAL,
     SCH_DIRECTORY_BLOCKS,

@@ -246,6 +246,29 @@ static void on_stat(Assay__Scheduler_Service *service, const Assay__StatRequest 
     as_mem_free(rows);
 }
 
+static void on_token(Assay__Scheduler_Service *service, const Assay__TokenRequest *request,
+                     Assay__TokenReply_Closure closure, void *data)
+{
+    sch_scheduler_t *scheduler = scheduler_of(service);
+    const char *text = NULL;
+    as_token_sealed_t sealed;
+    as_status_t status = sch_check_token(request, &text);
+    if (status == AS_OK && !scheduler->options.issue_tokens) {
+        text = "this scheduler issues no tokens: see its --issue-tokens";
+        status = AS_ERR_DENIED;
+    } else if (status == AS_OK) {
+        status = sch_tenants_issue(scheduler->tenants, request, &sealed);
+        text = "no token can be signed";
+    }
+    if (status != AS_OK) {
+        refuse((ProtobufCClosure)closure, data, status, text);
+        return;
+    }
+    Assay__TokenReply reply = ASSAY__TOKEN_REPLY__INIT;
+    reply.token = (ProtobufCBinaryData){sizeof(sealed.bytes), sealed.bytes};
+    closure(&reply, data);
+}
+
 static void on_sweep(void *ctx)
 {
     sch_scheduler_t *scheduler = ctx;
@@ -279,6 +302,7 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
     scheduler->magic = SCHEDULER_MAGIC;
     scheduler->loop = loop;
     scheduler->options = *options;
+    scheduler->options.issue_tokens = options->issue_tokens && options->cluster_key;
     scheduler->options.replicas = options->replicas > 0 ? options->replicas : 1;
     snprintf(scheduler->cluster_id, sizeof(scheduler->cluster_id), "%s", options->cluster_id);
     scheduler->started_us = as_loop_now_us(loop);
@@ -288,6 +312,7 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
     scheduler->service.events = on_events;
     scheduler->service.route = on_route;
     scheduler->service.stat = on_stat;
+    scheduler->service.token = on_token;
     sch_cluster_params_t params = {
         .suspect_us = options->suspect_us,
         .dead_us = options->dead_us,

@@ -6,7 +6,6 @@
 
 #include "common/log.h"
 #include "common/mem.h"
-#include "common/token.h"
 #include "scheduler/scheduler.h"
 
 #define LOOK_US 1000000u // between two looks at the key file
@@ -95,4 +94,21 @@ as_status_t sch_tenants_scope(sch_tenants_t *tenants, const Assay__RouteRequest 
         *keys_p = tenants->scoped->bytes;
     }
     return AS_OK;
+}
+
+as_status_t sch_tenants_issue(sch_tenants_t *tenants, const Assay__TokenRequest *request,
+                              as_token_sealed_t *sealed_p)
+{
+    as_token_t token = {.tenant = request->tenant,
+                        .rights = request->rights,
+                        .not_after_s = as_token_now_s() + request->ttl_s};
+    as_status_t status = as_token_sign(&tenants->ring.keys, &token, sealed_p);
+    if (status == AS_OK) {
+        char rights[AS_TOKEN_RIGHTS_BYTES];
+        as_token_rights_format(token.rights, rights);
+        AS_INFO("route", "a token of tenant %u for %s is issued, for %llu s", token.tenant, rights,
+                (unsigned long long)request->ttl_s);
+        as_metric_add(&sch_metrics[SCH_ISSUED_TOKENS_TOTAL], 1);
+    }
+    return status;
 }

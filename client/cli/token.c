@@ -11,7 +11,7 @@
 #include "client/cli/cli.h"
 #include "common/token.h"
 
-static const char *key_file, *rights_text, *out_file;
+static const char *key_file, *rights_text, *out_file, *scheduler;
 static int64_t tenant, ttl_us;
 static bool as_json;
 
@@ -29,7 +29,13 @@ static const as_options_t key_options = {
 };
 
 static const as_option_t issue_table[] = {
-    KEY_OPTION(true, "the cluster's keys; the first one signs"),
+    KEY_OPTION(false, "the cluster's keys; the first one signs"),
+    {.name = "scheduler",
+     .type = AS_OPTION_STRING,
+     .value = &scheduler,
+     .metavar = "HOST:PORT",
+     .help = "or ask this scheduler (--issue-tokens), by a certificate of the cluster"},
+    AS_TLS_OPTIONS(cli_tls),
     {.name = "tenant",
      .type = AS_OPTION_INT,
      .value = &tenant,
@@ -163,6 +169,41 @@ static int make_key(int argc, char **argv)
 
 // ---- assay token issue
 
+static bool sign(as_token_t *token, as_token_sealed_t *sealed_p)
+{
+    as_cluster_keys_t keys;
+    if (!read_keys(&keys)) {
+        return false;
+    }
+    as_status_t status = as_token_sign(&keys, token, sealed_p);
+    as_cluster_keys_wipe(&keys);
+    if (status != AS_OK) {
+        cli_complain("no token was made: %s", as_status_str(status));
+    }
+    return status == AS_OK;
+}
+
+static bool ask_scheduler(const as_token_t *token, as_token_sealed_t *sealed_p)
+{
+    Assay__TokenRequest request = ASSAY__TOKEN_REQUEST__INIT;
+    request.tenant = token->tenant;
+    request.rights = token->rights;
+    request.ttl_s = (uint64_t)ttl_us / 1000000;
+    Assay__TokenReply *reply = (Assay__TokenReply *)cli_call(
+        scheduler, &assay__scheduler__descriptor, "Token", &request.base,
+        "its --issue-tokens must be on, and stores sign peers' tokens themselves");
+    bool whole = reply && reply->token.len == sizeof(sealed_p->bytes);
+    if (whole) {
+        memcpy(sealed_p->bytes, reply->token.data, sizeof(sealed_p->bytes));
+    } else if (reply) {
+        cli_complain("Token at %s: the answer is no token", scheduler);
+    }
+    if (reply) {
+        assay__token_reply__free_unpacked(reply, NULL);
+    }
+    return whole;
+}
+
 static int issue(int argc, char **argv)
 {
     int code;
@@ -181,15 +222,12 @@ static int issue(int argc, char **argv)
                                   : "--tenant: must be given, from 1 on");
         return 2;
     }
-    as_cluster_keys_t keys;
-    as_token_sealed_t sealed;
-    if (!read_keys(&keys)) {
-        return 1;
+    if (!key_file == !scheduler) {
+        cli_complain("token issue: give --cluster-key FILE, or --scheduler HOST:PORT");
+        return 2;
     }
-    as_status_t status = as_token_sign(&keys, &token, &sealed);
-    as_cluster_keys_wipe(&keys);
-    if (status != AS_OK) {
-        cli_complain("no token was made: %s", as_status_str(status));
+    as_token_sealed_t sealed;
+    if (!(key_file ? sign(&token, &sealed) : ask_scheduler(&token, &sealed))) {
         return 1;
     }
     char text[AS_TOKEN_TEXT_BYTES], line[AS_TOKEN_TEXT_BYTES + 1];

@@ -7,7 +7,7 @@ import pytest
 
 from harness import BIN, MODEL, Cluster, Process, ask, wait_until
 from test_cli import Up
-from test_tenants import exists
+from test_tenants import Authority as Keys, exists
 
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 LOOPBACK = "subjectAltName=IP:127.0.0.1"
@@ -143,6 +143,33 @@ def test_the_library_speaks_mutual_tls(secured):
             ({**files(people), "tls_cert": "/none"}, "Invalid", "No such file")):
         reply = exists(scheduler, "00" * 32, **options)
         assert reply.returncode == 1 and f"assay._errors.{error}" in reply.stderr and words in reply.stderr, reply.stderr
+
+
+def test_a_scheduler_issues_tokens_to_who_has_a_certificate(secured, tmp_path):
+    _, people, strangers, _ = secured
+    keys = Keys(tmp_path)
+    issue = ["--issue-tokens", f"--cluster-key={keys.file}"]
+    start = [os.path.join(BIN, "assay-scheduler"), "--listen=127.0.0.1:0"]
+    for options, words in ((issue, "mutual TLS"), (["--issue-tokens", *people], "--cluster-key")):
+        reply = subprocess.run([*start, *options], capture_output=True, text=True, timeout=60)
+        assert reply.returncode == 2 and words in reply.stderr
+    scheduler = Process("assay-scheduler", ["--listen=127.0.0.1:0", *issue, *people], str(tmp_path / "log")).wait_ready()
+
+    def ask_for(*options):
+        return subprocess.run([os.path.join(BIN, "assay"), "token", "issue", "--tenant=9", "--ttl=1h",
+                               f"--scheduler={scheduler.address['rpc']}", f"--out={tmp_path}/token", *options],
+                              capture_output=True, text=True, timeout=60)
+
+    try:
+        for options in (strangers, []):
+            assert ask_for(*options).returncode == 1 and not (tmp_path / "token").exists()
+        assert ask_for(*people).returncode == 0
+        code, said = keys.show(str(tmp_path / "token"))
+        assert code == 0 and said["tenant"] == 9 and said["rights"] == "read,write"
+        assert 3500 < said["left_s"] <= 3600
+    finally:
+        scheduler.end()
+    scheduler.check()
 
 
 def test_up_starts_a_cluster_under_mutual_tls(secured, tmp_path):

@@ -160,6 +160,7 @@ static void short_events(sch_scheduler_t *scheduler, input_t *input)
 static void packed_message(sch_scheduler_t *scheduler, unsigned method, input_t *input)
 {
     const ProtobufCServiceDescriptor *service = sch_scheduler_service(scheduler)->descriptor;
+    method %= service->n_methods;
     size_t bytes = take(input);
     bytes |= (size_t)take(input) << 8;
     bytes = bytes < input->size ? bytes : input->size;
@@ -177,7 +178,7 @@ static void record(as_loop_t *loop, sch_scheduler_t *scheduler, input_t *input)
 {
     uint8_t what = take(input);
     if (what & 0x80) {
-        packed_message(scheduler, what % 5, input);
+        packed_message(scheduler, what & 0x7fu, input);
         return;
     }
     switch (what % (METHOD_TIME + 1)) {

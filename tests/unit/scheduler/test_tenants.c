@@ -149,12 +149,50 @@ static void keys_are_read_again(void **state)
     assert_non_null(route(&new));
 }
 
+static const Assay__TokenReply *issue(uint32_t tenant, uint32_t rights, uint64_t ttl_s)
+{
+    Assay__TokenRequest request = ASSAY__TOKEN_REQUEST__INIT;
+    request.tenant = tenant;
+    request.rights = rights;
+    request.ttl_s = ttl_s;
+    return harness_call(&h, "Token", &request.base);
+}
+
+static void tokens_are_issued_where_that_is_wanted(void **state)
+{
+    (void)state;
+    assert_null(issue(7, AS_TOKEN_READ, 60));
+    assert_int_equal(h.answer.status, AS_ERR_DENIED);
+    h.scheduler->options.issue_tokens = true;
+    const Assay__TokenReply *reply = issue(7, AS_TOKEN_READ, 60);
+    assert_non_null(reply);
+    as_token_sealed_t sealed;
+    assert_int_equal(reply->token.len, sizeof(sealed.bytes));
+    memcpy(sealed.bytes, reply->token.data, sizeof(sealed.bytes));
+    assert_int_equal(route(&sealed)->hit_blocks, 4);
+    static const struct {
+        uint32_t tenant, rights;
+        uint64_t ttl_s;
+    } bad[] = {{0, AS_TOKEN_READ, 60},
+               {7, 0, 60},
+               {7, AS_TOKEN_PEER, 60},
+               {7, AS_TOKEN_READ | AS_TOKEN_PEER, 60},
+               {7, 16, 60},
+               {7, AS_TOKEN_READ, 0},
+               {7, AS_TOKEN_READ, SCH_TOKEN_TTL_S_MAX + 1}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_null(issue(bad[i].tenant, bad[i].rights, bad[i].ttl_s));
+        assert_int_equal(h.answer.status, AS_ERR_INVALID);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_route_tells_of_its_tenants_blocks, begin, end),
         cmocka_unit_test_setup_teardown(without_a_good_token_there_is_no_route, begin, end),
         cmocka_unit_test_setup_teardown(keys_are_read_again, begin, end),
+        cmocka_unit_test_setup_teardown(tokens_are_issued_where_that_is_wanted, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
