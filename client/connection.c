@@ -467,6 +467,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
     case AS_WIRE_LOCATED:
     case AS_WIRE_DATA:
     case AS_WIRE_RESERVED:
+    case AS_WIRE_RENEWED:
     case AS_WIRE_COMMITTED:
         answer(link, head, msg);
         break;

@@ -398,7 +398,7 @@ static void fetch_done(assay_fetch_t *fetch)
 {
     assay_client_t *client = fetch->client;
     AS_ASSERT(!fetch->reads);
-    assay_locate_release(fetch);
+    assay_lease_release(fetch);
     as_timer_stop(fetch->timer);
     fetch->state = FETCH_ENDED;
     client->fetch_count--;
@@ -511,7 +511,7 @@ static void on_timer(void *ctx)
         assay_locate_give_up(fetch, now_us > patience_us ? now_us - patience_us : 0);
         as_loop_post(fetch->client->options.loop, &fetch->pump);
         uint64_t next_us = now_us + fetch->client->options.stall_timeout_us / 4 + 1;
-        until_us = next_us < until_us ? next_us : until_us;
+        until_us = assay_lease_renew(fetch, now_us, next_us < until_us ? next_us : until_us);
     }
     if (fetch->state < FETCH_ENDING) {
         as_timer_start(fetch->timer, until_us - now_us);

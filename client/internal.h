@@ -165,6 +165,9 @@ typedef struct assay_part {
     uint8_t *answer; // of an answer that did not come with its message
     as_wire_located_t located;
     uint64_t lease_id, lease_until_us; // 0: none
+    uint64_t lease_us;                 // for how long it was granted last
+    assay_call_t *renewal;             // while it is asked for
+    uint64_t renewal_us;               // when it was
     // what is next to be asked for (read.c)
     uint32_t position, layer;
     uint32_t outstanding; // its reads
@@ -260,7 +263,13 @@ void assay_locate_start(assay_fetch_t *fetch);
 // is a hole, once the fetch is reading.
 void assay_locate_again(assay_fetch_t *fetch);
 void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us); // what was asked until then
-void assay_locate_release(assay_fetch_t *fetch);                    // gives the leases back
+
+// lease.c
+void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us); // it was granted
+bool assay_lease_holds(const assay_part_t *part); // what was read under it until now is right
+// Asks for more time where half of it is over. Returns when to look again, at `until_us` at the latest.
+uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until_us);
+void assay_lease_release(assay_fetch_t *fetch); // gives all back
 
 // fetch.c
 void assay_fetch_answered(assay_fetch_t *fetch); // every part has answered

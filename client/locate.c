@@ -293,7 +293,7 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
     }
     assay_rate_located(part->link, assay_now_us(fetch->client) - part->asked_us);
     part->lease_id = located->lease_id;
-    part->lease_until_us = part->asked_us + (uint64_t)located->lease_ms * 1000;
+    assay_lease_take(part, located->lease_ms, part->asked_us);
     if (msg->data) {
         take_answer(part, msg->data);
         part_close(part);
@@ -377,18 +377,5 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
             part->silent = false;
             assay_link_silent(part->link, part->begun_us);
         }
-    }
-}
-
-void assay_locate_release(assay_fetch_t *fetch)
-{
-    for (assay_part_t *part = fetch->parts; part; part = part->next) {
-        if (part->lease_id != 0 && assay_link_is(part->link, part->epoch)) {
-            const as_wire_release_t release = {as_wire_head(AS_WIRE_RELEASE, 0), part->lease_id};
-            as_status_t status =
-                as_net_send(part->link->conn, &release, sizeof(release), NULL, 0, NULL, NULL);
-            (void)status; // else it ends by its deadline
-        }
-        part->lease_id = 0;
     }
 }

@@ -147,15 +147,6 @@ static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, u
     assay_fetch_arrived(fetch, block, layer);
 }
 
-static bool lease_holds(assay_part_t *part)
-{
-    bool holds = part->lease_id != 0 && assay_now_us(part->fetch->client) < part->lease_until_us;
-    if (!holds) {
-        as_metric_add(&assay_metrics[ASSAY_METRIC_LEASES_EXPIRED], 1);
-    }
-    return holds;
-}
-
 // Takes the extents of a read in order: those of `from`, or those that are in the buffer already.
 static void take_read(assay_read_t *read, const uint8_t *from)
 {
@@ -192,7 +183,7 @@ static void copy_extent(assay_part_t *part)
     uint32_t crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
     assay_rate_arrived(part->link, fetch->extent_bytes);
     assay_rate_end(part->link, assay_now_us(fetch->client), true);
-    if (!lease_holds(part)) {
+    if (!assay_lease_holds(part)) {
         assay_fetch_lost(part, block, AS_ERR_LEASE);
         return;
     }
@@ -307,7 +298,7 @@ static void on_arrived(void *ctx, as_status_t status)
     assay_fetch_t *fetch = part->fetch;
     fetch->arriving--;
     part->progress_us = assay_now_us(fetch->client);
-    if (status == AS_OK && part->link->rkey && !lease_holds(part)) {
+    if (status == AS_OK && part->link->rkey && !assay_lease_holds(part)) {
         status = AS_ERR_LEASE;
     }
     if (fetch->state == FETCH_READING) {

@@ -16,7 +16,7 @@ typedef struct lease {
     uint32_t count;      // 0: the slot is free
     uint32_t prev, next; // of the owner; next of the free slots
     kvs_lease_owner_t *owner;
-    uint64_t deadline_us;
+    uint64_t deadline_us, last_us;     // last_us: no renewal goes beyond it
     uint32_t blocks[AS_WIRE_KEYS_MAX]; // ids of the index
 } lease_t;
 
@@ -64,6 +64,7 @@ as_status_t kvs_lease_begin(kvs_leases_t *leases, kvs_lease_owner_t *owner,
     lease->count = count;
     lease->owner = owner;
     lease->deadline_us = deadline_us;
+    lease->last_us = deadline_us + AS_WIRE_LEASE_MS_MAX * (uint64_t)1000;
     for (uint32_t i = 0; i < count; i++) {
         lease->blocks[i] = blocks[i] ? kvs_index_id(leases->index, blocks[i]) : NO_BLOCK;
         if (blocks[i]) {
@@ -123,6 +124,19 @@ kvs_block_t *kvs_lease_block(const kvs_leases_t *leases, const kvs_lease_owner_t
         return NULL;
     }
     return kvs_index_at(leases->index, leases->slots[slot].blocks[i]);
+}
+
+uint64_t kvs_lease_renew(kvs_leases_t *leases, const kvs_lease_owner_t *owner, uint64_t id,
+                         uint64_t deadline_us)
+{
+    uint32_t slot = find(leases, owner, id);
+    if (slot == KVS_LEASE_NONE) {
+        return 0;
+    }
+    lease_t *lease = &leases->slots[slot];
+    uint64_t until_us = deadline_us < lease->last_us ? deadline_us : lease->last_us;
+    lease->deadline_us = until_us > lease->deadline_us ? until_us : lease->deadline_us;
+    return lease->deadline_us;
 }
 
 void kvs_lease_end(kvs_leases_t *leases, kvs_lease_owner_t *owner, uint64_t id)

@@ -27,6 +27,10 @@ as_status_t kvs_lease_begin(kvs_leases_t *leases, kvs_lease_owner_t *owner,
 // Block `i` of the owner's lease; NULL: no such lease, or no such block in it.
 kvs_block_t *kvs_lease_block(const kvs_leases_t *leases, const kvs_lease_owner_t *owner,
                              uint64_t id, uint32_t i);
+// Moves the deadline of the owner's lease, never back, and never to more than AS_WIRE_LEASE_MS_MAX
+// after its first one. Returns the deadline; 0: there is no such lease.
+uint64_t kvs_lease_renew(kvs_leases_t *leases, const kvs_lease_owner_t *owner, uint64_t id,
+                         uint64_t deadline_us);
 void kvs_lease_end(kvs_leases_t *leases, kvs_lease_owner_t *owner,
                    uint64_t id); // an unknown id is ignored
 void kvs_lease_end_owner(kvs_leases_t *leases, kvs_lease_owner_t *owner);

@@ -231,6 +231,19 @@ static void on_located_sent(void *ctx, as_status_t status)
     locate_give(ctx);
 }
 
+// What is granted of what is asked for.
+static uint64_t lease_time_us(const kvs_store_t *store, uint32_t lease_ms)
+{
+    uint64_t lease_us = (uint64_t)lease_ms * 1000;
+    return lease_us < store->options.lease_us_max ? lease_us : store->options.lease_us_max;
+}
+
+// How much longer than it was granted for a lease is kept: clocks do not run alike.
+static uint64_t lease_grace_us(uint64_t lease_us)
+{
+    return lease_us / 64 + KVS_LEASE_GRACE_US;
+}
+
 // Finds the blocks and leases them; an error leaves none leased.
 static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wire_located_t *reply)
 {
@@ -248,12 +261,11 @@ static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wi
     if (hits == 0 || locate->header.lease_ms == 0) {
         return AS_OK;
     }
-    uint64_t lease_us = (uint64_t)locate->header.lease_ms * 1000;
-    lease_us = lease_us < store->options.lease_us_max ? lease_us : store->options.lease_us_max;
+    uint64_t lease_us = lease_time_us(store, locate->header.lease_ms);
     uint64_t now_us = as_loop_now_us(store->options.loop);
     as_status_t status =
         kvs_lease_begin(store->leases, &conn->leases, blocks, locate->header.key_count,
-                        now_us + lease_us + lease_us / 64 + KVS_LEASE_GRACE_US, &reply->lease_id);
+                        now_us + lease_us + lease_grace_us(lease_us), &reply->lease_id);
     if (status == AS_OK) {
         reply->lease_ms = (uint32_t)(lease_us / 1000);
         kvs_store_watch(store);
@@ -340,6 +352,26 @@ void kvs_locate_answer(kvs_locate_t *locate)
     }
 }
 
+static void serve_renew(kvs_conn_t *conn, const as_wire_renew_t *ask)
+{
+    kvs_store_t *store = conn->store;
+    as_wire_renewed_t reply = {.head = as_wire_head(AS_WIRE_RENEWED, ask->head.request),
+                               .status = AS_WIRE_LEASE};
+    if (as_fault(AS_FAULT_serve_renew_drop)) {
+        return;
+    }
+    uint64_t lease_us = lease_time_us(store, ask->lease_ms), grace_us = lease_grace_us(lease_us);
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    uint64_t until_us =
+        kvs_lease_renew(store->leases, &conn->leases, ask->lease_id, now_us + lease_us + grace_us);
+    if (until_us > now_us + grace_us) {
+        uint64_t granted_us = until_us - now_us - grace_us;
+        reply.status = AS_WIRE_OK;
+        reply.lease_ms = (uint32_t)((granted_us < lease_us ? granted_us : lease_us) / 1000);
+    }
+    kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
 static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_msg_t *msg)
 {
     kvs_store_t *store = conn->store;
@@ -388,9 +420,9 @@ static void serve_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
 static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
 {
     static const uint32_t rights[AS_WIRE_TYPE_COUNT] = {
-        [AS_WIRE_LOCATE] = AS_TOKEN_READ,   [AS_WIRE_READ] = AS_TOKEN_READ,
-        [AS_WIRE_RESERVE] = AS_TOKEN_WRITE, [AS_WIRE_WRITE] = AS_TOKEN_WRITE,
-        [AS_WIRE_COMMIT] = AS_TOKEN_WRITE,
+        [AS_WIRE_LOCATE] = AS_TOKEN_READ, [AS_WIRE_READ] = AS_TOKEN_READ,
+        [AS_WIRE_RENEW] = AS_TOKEN_READ,  [AS_WIRE_RESERVE] = AS_TOKEN_WRITE,
+        [AS_WIRE_WRITE] = AS_TOKEN_WRITE, [AS_WIRE_COMMIT] = AS_TOKEN_WRITE,
     };
     as_status_t status = kvs_admit_ask(conn, rights[head->type]);
     if (status != AS_ERR_DENIED) {
@@ -438,6 +470,9 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         break;
     case AS_WIRE_READ:
         kvs_read_serve(conn, msg->header);
+        break;
+    case AS_WIRE_RENEW:
+        serve_renew(conn, msg->header);
         break;
     case AS_WIRE_RELEASE:
         kvs_lease_end(conn->store->leases, &conn->leases,

@@ -10,6 +10,7 @@
 //   HELLO    who I am, token             HELLO_REPLY  who I am, limits + packed remote key
 //   LOCATE   kind, lease + keys          LOCATED      lease + places + checksums
 //   READ     lease, extents asked for    DATA         status + bytes, for each thing asked
+//   RENEW    lease                       RENEWED      status, and how long it holds now
 //   RELEASE  lease                       (no answer)
 //   RESERVE  key, lengths, digest        RESERVED     ticket, or EXISTS, or CONFLICT
 //   WRITE    ticket + block              (no answer)
@@ -47,7 +48,7 @@
 #define AS_WIRE_ASK_BYTES_MAX    (4u << 20)   // bytes of one ask of several extents
 #define AS_WIRE_EXTENT_BYTES_MAX (16u << 20)  // one extent
 #define AS_WIRE_BLOCK_BYTES_MAX  (256u << 20) // one block
-#define AS_WIRE_LEASE_MS_MAX     600000u      // no store grants more
+#define AS_WIRE_LEASE_MS_MAX     600000u      // no store grants more, and renewals add no more
 
 typedef enum as_wire_type {
     AS_WIRE_HELLO = 1,
@@ -63,6 +64,8 @@ typedef enum as_wire_type {
     AS_WIRE_COMMIT = 11,
     AS_WIRE_COMMITTED = 12,
     AS_WIRE_ABANDON = 13,
+    AS_WIRE_RENEW = 14,
+    AS_WIRE_RENEWED = 15,
     AS_WIRE_TYPE_COUNT
 } as_wire_type_t;
 
@@ -221,6 +224,29 @@ typedef struct as_wire_release {
 } as_wire_release_t;
 _Static_assert(sizeof(as_wire_release_t) == 24, "layout on the wire");
 
+// RENEW
+//     16     8  lease
+//     24     4  lease asked for, ms, from when the store answers
+//     28     4  0
+typedef struct as_wire_renew {
+    as_wire_head_t head;
+    uint64_t lease_id;
+    uint32_t lease_ms;
+    uint32_t reserved;
+} as_wire_renew_t;
+_Static_assert(sizeof(as_wire_renew_t) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_renew_t, lease_ms) == 24, "layout on the wire");
+
+// RENEWED
+//     16     4  status; LEASE: there is no such lease any more
+//     20     4  lease granted, ms, from when the store answered; it ends no earlier than it would have
+typedef struct as_wire_renewed {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t lease_ms;
+} as_wire_renewed_t;
+_Static_assert(sizeof(as_wire_renewed_t) == 24, "layout on the wire");
+
 // One ask of a READ: one layer of several blocks, or several layers of one block
 //      0     8  request number of its DATA
 //      8     2  first layer
@@ -357,6 +383,8 @@ static inline size_t as_wire_bytes(uint32_t type)
         [AS_WIRE_COMMIT] = sizeof(as_wire_commit_t),
         [AS_WIRE_COMMITTED] = sizeof(as_wire_committed_t),
         [AS_WIRE_ABANDON] = sizeof(as_wire_ticket_t),
+        [AS_WIRE_RENEW] = sizeof(as_wire_renew_t),
+        [AS_WIRE_RENEWED] = sizeof(as_wire_renewed_t),
     };
     return type < AS_WIRE_TYPE_COUNT ? bytes[type] : 0;
 }

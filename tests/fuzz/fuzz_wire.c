@@ -91,8 +91,9 @@ static bool send_next(attack_t *attack, uint64_t request)
     }
     if (header_bytes >= 24 && header[23] == 'T') { // what the store gave last
         memcpy(header + 16,
-               type == AS_WIRE_READ || type == AS_WIRE_RELEASE ? &attack->last_lease
-                                                               : &attack->last_ticket,
+               type == AS_WIRE_READ || type == AS_WIRE_RENEW || type == AS_WIRE_RELEASE
+                   ? &attack->last_lease
+                   : &attack->last_ticket,
                8);
     }
     size_t payload_bytes = lead[2] | (size_t)(lead[3] & 15) << 8;

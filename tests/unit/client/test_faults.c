@@ -151,12 +151,44 @@ static void of_two_stores_the_dead_one_makes_the_hole(void **state)
     fetch_free(&result);
 }
 
+static void a_lease_is_renewed_for_as_long_as_it_is_needed(void **state)
+{
+    (void)state;
+    for (int messages = 0; messages < 2; messages++) {
+        world_options_t options = short_timeouts(1);
+        options.store.lease_us_max = 50000;
+        options.messages = messages;
+        world_open(&world, &options);
+        put_chain(&world, 3);
+        fetch_result_t result;
+        assert_int_equal(
+            fetch_begin(&world, (fetch_ask_t){.count = 3, .slots = 1, .hold = true}, &result),
+            AS_OK);
+        for (uint32_t layer = 0; layer < world.shape.layers; layer++) {
+            world_pass(&world, 300000); // six times as long as a lease lasts
+            assert_int_equal(result.layers, layer + 1);
+            if (!result.done) { // by the last layer
+                assay_fetch_release(result.fetch, layer);
+            }
+        }
+        assert_true(world_run(&world, &result.done));
+        assert_int_equal(result.status, AS_OK);
+        assert_int_equal(result.wrong, 0);
+        fetch_free(&result);
+        pass_all_timeouts();
+        if (messages == 0) {
+            world_close(&world);
+        }
+    }
+}
+
 static void a_lease_that_expires_under_a_read_is_a_hole(void **state)
 {
     (void)state;
     world_options_t options = short_timeouts(1);
     options.store.lease_us_max = 50000;
     world_open(&world, &options);
+    as_fault_arm_chance(AS_FAULT_serve_renew_drop, 1000000, 1);
     put_chain(&world, 3);
     fetch_result_t result;
     assert_int_equal(
@@ -434,6 +466,7 @@ int main(void)
         TEST(a_stopped_store_costs_a_put_its_deadline_at_most),
         TEST(a_store_killed_in_mid_fetch_leaves_a_hole_and_is_not_tried_at_once),
         TEST(of_two_stores_the_dead_one_makes_the_hole),
+        TEST(a_lease_is_renewed_for_as_long_as_it_is_needed),
         TEST(a_lease_that_expires_under_a_read_is_a_hole),
         TEST(a_block_dropped_under_a_lease_stays_readable_until_its_end),
         TEST(a_writer_that_dies_between_reserve_and_commit_leaves_nothing),

@@ -312,6 +312,7 @@ static void a_lease_that_ends_under_a_read_is_taken_at_the_other_copy(void **sta
     options.store.lease_us_max = 50000;
     world_open(&world, &options);
     assay_client_set_replicas(world.client, 2);
+    as_fault_arm_chance(AS_FAULT_serve_renew_drop, 1000000, 1);
     put_chain(&world, 3);
     int64_t before = metric(ASSAY_METRIC_FALLBACKS_LEASE);
     fetch_result_t result;

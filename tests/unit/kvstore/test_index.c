@@ -498,6 +498,28 @@ static void a_lease_is_its_owners_and_ends_once(void **state)
     kvs_leases_free(leases);
 }
 
+static void a_lease_is_renewed_by_its_owner_and_not_for_ever(void **state)
+{
+    (void)state;
+    const uint64_t most_us = AS_WIRE_LEASE_MS_MAX * (uint64_t)1000;
+    kvs_leases_t *leases;
+    kvs_lease_owner_t a = {KVS_LEASE_NONE}, b = {KVS_LEASE_NONE};
+    kvs_block_t *leased[1] = {seal(1, 0)};
+    uint64_t id;
+    assert_int_equal(kvs_leases_alloc(blocks, 2, &leases), AS_OK);
+    assert_int_equal(kvs_lease_begin(leases, &a, leased, 1, 100, &id), AS_OK);
+    assert_int_equal(kvs_lease_renew(leases, &b, id, 300), 0);
+    assert_int_equal(kvs_lease_renew(leases, &a, id, 300), 300);
+    assert_int_equal(kvs_lease_renew(leases, &a, id, 200), 300); // never back
+    kvs_leases_sweep(leases, 299);
+    assert_int_equal(leased[0]->leases, 1);
+    assert_int_equal(kvs_lease_renew(leases, &a, id, UINT64_MAX), 100 + most_us);
+    kvs_leases_sweep(leases, 100 + most_us);
+    assert_int_equal(leased[0]->leases, 0);
+    assert_int_equal(kvs_lease_renew(leases, &a, id, UINT64_MAX), 0);
+    kvs_leases_free(leases);
+}
+
 static void the_failure_of_each_allocation_is_survived(void **state)
 {
     (void)state;
@@ -533,6 +555,7 @@ int main(void)
         TEST(blocks_of_mixed_sizes_always_find_room),
         TEST(parents_that_go_round_in_circles_are_evicted_all_the_same),
         TEST(a_lease_is_its_owners_and_ends_once),
+        TEST(a_lease_is_renewed_by_its_owner_and_not_for_ever),
         TEST(the_failure_of_each_allocation_is_survived),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

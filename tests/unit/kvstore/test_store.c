@@ -63,6 +63,9 @@ static void on_message(void *ctx, as_conn_t *from, as_net_msg_t *msg)
     case AS_WIRE_DATA:
         last_status = ((const as_wire_data_t *)msg->header)->status;
         break;
+    case AS_WIRE_RENEWED:
+        last_status = ((const as_wire_renewed_t *)msg->header)->status;
+        break;
     case AS_WIRE_COMMITTED:
         last_status = ((const as_wire_committed_t *)msg->header)->status;
         break;
@@ -252,6 +255,9 @@ static size_t sound_message(uint32_t type, uint8_t header[512], uint8_t payload[
     } else if (type == AS_WIRE_READ) {
         as_wire_read_t ask = {head, lease, 1, 0, {{9, 0, 1, 0, 1}}};
         memcpy(header, &ask, sizeof(ask));
+    } else if (type == AS_WIRE_RENEW) {
+        as_wire_renew_t ask = {head, lease, 5000, 0};
+        memcpy(header, &ask, sizeof(ask));
     } else if (type == AS_WIRE_RESERVE) {
         as_wire_reserve_t ask = reserve_of(77);
         memcpy(header, &ask, sizeof(ask));
@@ -271,7 +277,7 @@ static size_t sound_message(uint32_t type, uint8_t header[512], uint8_t payload[
 
 static const uint32_t questions[] = {AS_WIRE_HELLO,   AS_WIRE_LOCATE,  AS_WIRE_READ,
                                      AS_WIRE_RELEASE, AS_WIRE_RESERVE, AS_WIRE_WRITE,
-                                     AS_WIRE_COMMIT,  AS_WIRE_ABANDON};
+                                     AS_WIRE_COMMIT,  AS_WIRE_ABANDON, AS_WIRE_RENEW};
 
 static void every_truncated_header_ends_the_connection_and_nothing_else(void **state)
 {
@@ -445,6 +451,9 @@ static void another_connection_can_use_neither_lease_nor_ticket(void **state)
     locate(1);
     uint64_t its = lease;
     const as_wire_read_t read = {as_wire_head(AS_WIRE_READ, 0), its, 1, 0, {{6, 0, 2, 0, 1}}};
+    const as_wire_renew_t renew = {as_wire_head(AS_WIRE_RENEW, 7), its, 1000, 0};
+    say(&renew, sizeof(renew), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_OK);
     say(&read, sizeof(read), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_OK);
     assert_int_equal(data_bytes, sizeof(block));
@@ -452,6 +461,8 @@ static void another_connection_can_use_neither_lease_nor_ticket(void **state)
     conn = NULL;
     connect_anew();
     say(&read, sizeof(read), NULL, 0);
+    assert_int_equal(last_status, AS_WIRE_LEASE);
+    say(&renew, sizeof(renew), NULL, 0);
     assert_int_equal(last_status, AS_WIRE_LEASE);
     as_net_close(first);
     expect_nothing_held();

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Leases of what was located: kept for as long as the fetch needs the blocks, and given back.
+//
+// A store grants so much time at once. When half of it is over the fetch asks for more, so a caller
+// that reads slowly, or a slow link, does not lose what it located. By our clock a lease ends before
+// it ends at the store: it counts from when the question was sent.
+#include <string.h>
+
+#include "client/internal.h"
+
+void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us)
+{
+    part->lease_us = (uint64_t)lease_ms * 1000;
+    uint64_t until_us = asked_us + part->lease_us;
+    part->lease_until_us = until_us > part->lease_until_us ? until_us : part->lease_until_us;
+}
+
+bool assay_lease_holds(const assay_part_t *part)
+{
+    bool holds = part->lease_id != 0 && assay_now_us(part->fetch->client) < part->lease_until_us;
+    if (!holds) {
+        as_metric_add(&assay_metrics[ASSAY_METRIC_LEASES_EXPIRED], 1);
+    }
+    return holds;
+}
+
+// ---- renewing
+
+static as_status_t send_renew(assay_call_t *call)
+{
+    const assay_part_t *part = call->owner;
+    const assay_fetch_t *fetch = part->fetch;
+    uint64_t left_ms = (fetch->deadline_us - part->renewal_us) / 1000 + 1;
+    const as_wire_renew_t renew = {
+        .head = as_wire_head(AS_WIRE_RENEW, assay_call_id(call)),
+        .lease_id = part->lease_id,
+        .lease_ms = left_ms < AS_WIRE_LEASE_MS_MAX ? (uint32_t)left_ms : AS_WIRE_LEASE_MS_MAX,
+    };
+    return as_net_send(part->link->conn, &renew, sizeof(renew), NULL, 0, NULL, NULL);
+}
+
+static void on_renewed(void *owner, const void *header, as_net_msg_t *msg)
+{
+    (void)msg;
+    assay_part_t *part = owner;
+    const as_wire_renewed_t *renewed = header;
+    part->renewal = NULL;
+    if (renewed->status == AS_WIRE_OK) {
+        assay_lease_take(part, renewed->lease_ms, part->renewal_us);
+    }
+}
+
+// The lease runs out by itself, and what is read after that is lost there.
+static void on_renew_failed(void *owner, as_status_t status)
+{
+    (void)status;
+    ((assay_part_t *)owner)->renewal = NULL;
+}
+
+// Whether the part still brings something.
+static bool is_needed(const assay_part_t *part)
+{
+    bool unfinished = part->layer < part->fetch->layer_end || part->outstanding > 0;
+    return unfinished && part->lease_id != 0 && assay_link_is(part->link, part->epoch);
+}
+
+uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until_us)
+{
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (!is_needed(part) || now_us >= part->lease_until_us ||
+            part->lease_until_us >= fetch->deadline_us) {
+            continue;
+        }
+        uint64_t half_us = part->lease_until_us - part->lease_us / 2;
+        uint64_t next_us = now_us < half_us ? half_us : now_us + part->lease_us / 4 + 1;
+        until_us = next_us < until_us ? next_us : until_us;
+        if (now_us < half_us || part->renewal) {
+            continue;
+        }
+        part->renewal_us = now_us;
+        const assay_call_params_t params = {part, AS_WIRE_RENEWED, send_renew, on_renewed,
+                                            on_renew_failed};
+        if (assay_call_start(part->link, &params, &part->renewal) != AS_OK) {
+            part->renewal = NULL;
+        }
+    }
+    return until_us;
+}
+
+void assay_lease_release(assay_fetch_t *fetch)
+{
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (part->renewal) {
+            assay_call_drop(part->renewal);
+            part->renewal = NULL;
+        }
+        if (part->lease_id != 0 && assay_link_is(part->link, part->epoch)) {
+            const as_wire_release_t release = {as_wire_head(AS_WIRE_RELEASE, 0), part->lease_id};
+            as_status_t status =
+                as_net_send(part->link->conn, &release, sizeof(release), NULL, 0, NULL, NULL);
+            (void)status; // else it ends by its deadline
+        }
+        part->lease_id = 0;
+    }
+}
