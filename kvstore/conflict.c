@@ -12,7 +12,7 @@
 
 #define TELL_US 10000000u // a line in the log at most so often
 
-static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *ask)
+static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
 {
     const kvs_spec_t spec = {.key = ask->key, .kind = (uint16_t)ask->kind, .tenant = ask->tenant};
     const kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
@@ -23,7 +23,11 @@ static as_status_t compare(const kvs_store_t *store, const as_wire_reserve_t *as
                           block->spec.tokens == ask->tokens;
         digest =
             as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->spec.layers);
-        return same_shape && digest == ask->digest ? AS_ERR_EXISTS : AS_ERR_CONFLICT;
+        if (!same_shape || digest != ask->digest) {
+            return AS_ERR_CONFLICT;
+        }
+        kvs_suspect(store, block);
+        return AS_ERR_EXISTS;
     }
     bool is_copy = ask->flags & AS_WIRE_COPY;
     if (kvs_puts_digest(store->puts, &spec, &digest)) {

@@ -107,13 +107,11 @@ static void pass_end(kvs_scrub_t *scrub)
 
 // ---- RAM
 
-static void ram_bad(kvs_scrub_t *scrub, kvs_block_t *block)
+void kvs_scrub_bad(kvs_store_t *store, kvs_block_t *block)
 {
-    kvs_store_t *store = scrub->store;
     const kvs_spec_t spec = block->spec;
     AS_ERROR("scrub", "a block in RAM has other bytes than were promised: it is dropped; if this "
                       "comes again, have the memory of this machine tested");
-    scrub->stat.bad_ram_blocks++;
     kvs_count(&store->counted.scrub_bad_ram, KVS_METRIC_SCRUB_BAD_RAM, 1);
     kvs_index_doom(store->index, block);
     kvs_tier_restore(store, &spec);
@@ -150,7 +148,8 @@ static size_t ram_piece(kvs_scrub_t *scrub, kvs_block_t *block)
         scrub->open = false;
     }
     if (!right) {
-        ram_bad(scrub, block);
+        scrub->stat.bad_ram_blocks++;
+        kvs_scrub_bad(scrub->store, block);
     }
     return piece.count;
 }

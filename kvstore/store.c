@@ -252,6 +252,9 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_scrub_alloc(store);
     }
     if (status == AS_OK) {
+        status = kvs_suspects_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_peers_alloc(store);
     }
     if (status == AS_OK) {
@@ -329,6 +332,7 @@ void kvs_store_free(kvs_store_t *store)
     as_timer_free(store->sweep);
     as_loop_unpost(store->options.loop, &store->evict);
     as_loop_unpost(store->options.loop, &store->quota_evict);
+    kvs_suspects_free(store);
     kvs_admin_free(store);
     kvs_admit_free(store);
     kvs_puts_free(store->puts);

@@ -124,6 +124,7 @@ typedef struct kvs_locate {
 typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
 typedef struct kvs_scrub kvs_scrub_t;
+typedef struct kvs_suspects kvs_suspects_t;
 typedef struct kvs_admit kvs_admit_t;
 typedef struct kvs_peers kvs_peers_t;
 typedef struct kvs_drain kvs_drain_t;
@@ -143,6 +144,7 @@ struct kvs_store {
     kvs_puts_t *puts;
     kvs_tier_t *tier; // NULL: RAM only
     kvs_scrub_t *scrub;
+    kvs_suspects_t *suspects;
     kvs_admit_t *admit; // NULL: everybody is admitted
     kvs_peers_t *peers;
     kvs_drain_t *drain;
@@ -277,6 +279,12 @@ as_status_t kvs_scrub_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_scrub_stop(kvs_store_t *store); // before the disk ends
 void kvs_scrub_free(kvs_store_t *store); // after it
 void kvs_scrub_restored(kvs_store_t *store);
+void kvs_scrub_bad(kvs_store_t *store, kvs_block_t *block); // drops it, and mends it from disk
+
+// suspects.c
+as_status_t kvs_suspects_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_suspects_free(kvs_store_t *store);
+void kvs_suspect(kvs_store_t *store, const kvs_block_t *block); // that is put again
 
 // peers.c: the other stores.
 #define KVS_PUSHES_MAX 16u // blocks being handed over

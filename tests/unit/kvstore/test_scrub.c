@@ -258,6 +258,35 @@ static void a_pass_that_is_asked_for_begins_anew(void **state)
     assert_true(stat_now().scrub_passes <= 2); // those cut short have not ended
 }
 
+// Between two passes: whoever computed it again puts it again, and that is enough.
+static void a_bad_block_that_is_put_again_is_found_without_a_pass(void **state)
+{
+    (void)state;
+    for (uint32_t disk = 0; disk < 2; disk++) {
+        world_options_t options = options_of(disk);
+        options.store.scrub_bytes_per_second = 1u << 30;
+        options.store.scrub_pause_us = 1000000000;
+        open_with(&options);
+        flip_in_ram(7, 1000);
+        for (uint32_t n = 0; n < BLOCKS; n++) {
+            assert_int_equal(put_block(&world, n), AS_ERR_EXISTS);
+        }
+        uint64_t end_us = as_loop_now_us(world.loop) + WAIT_US;
+        while (stat_now().scrub_bad_ram == 0 || world_held(&world) > 0) {
+            assert_true(as_loop_now_us(world.loop) < end_us);
+            world_pass(&world, 1000);
+        }
+        assert_int_equal(stat_now().blocks, disk ? BLOCKS : BLOCKS - 1);
+        assert_int_equal(put_block(&world, 7), disk ? AS_ERR_EXISTS : AS_OK);
+        assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = BLOCKS}).status, AS_OK);
+        assert_int_equal(stat_now().scrub_bad_ram, 1);
+        assert_int_equal(stat_now().scrub_passes, 0);
+        if (!disk) {
+            world_close(&world);
+        }
+    }
+}
+
 static void what_goes_during_a_pass_is_passed_over(void **state)
 {
     (void)state;
@@ -305,6 +334,7 @@ int main(void)
         TEST(a_pass_keeps_to_its_rate),
         TEST(passes_come_by_themselves),
         TEST(a_pass_that_is_asked_for_begins_anew),
+        TEST(a_bad_block_that_is_put_again_is_found_without_a_pass),
         TEST(what_goes_during_a_pass_is_passed_over),
         TEST(a_store_ends_in_the_middle_of_a_pass),
     };
