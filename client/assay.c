@@ -182,8 +182,7 @@ static void take_stat(assay_t *assay, const Assay__StatReply *reply)
         if (node->role == ASSAY__ROLE__ROLE_STORE &&
             node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE) {
             const assay_store_t store = {.node_id = node->node_id,
-                                         .capacity_bytes =
-                                             node->load ? node->load->capacity_bytes : 0,
+                                         .capacity_bytes = node->weight_bytes,
                                          .draining = node->draining};
             store_add(assay, &store, node->data_address);
         }

@@ -6,6 +6,10 @@
 // must join. A node that ends in order says so, and is dead at once. Its identity is the instance it names, not its address: an address may pass to
 // another process.
 //
+// A store that joins others is empty, and would be given its whole share of the new blocks at once, and
+// all at once what is handed to it. So its weight grows in steps over slow_start_us, unless it lists
+// blocks. In a cluster that has just started, or whose scheduler has, all are new: then nobody waits.
+//
 // The clock is the loop's. When the tick itself comes late, the silence was the scheduler's own
 // (it was stopped, or starved): every node is granted that time, so a paused scheduler does not
 // wake up to declare its whole cluster dead before it has read what they sent.
@@ -131,6 +135,69 @@ static void node_drop(sch_cluster_t *cluster, uint32_t at)
     cluster->count--;
 }
 
+// ---- slow start
+
+uint64_t sch_cluster_weight(const sch_node_t *node)
+{
+    return node->capacity_bytes / SCH_GROWTH_STEPS * node->growth +
+           node->capacity_bytes % SCH_GROWTH_STEPS * node->growth / SCH_GROWTH_STEPS;
+}
+
+void sch_cluster_grown(sch_cluster_t *cluster, sch_node_t *node)
+{
+    if (node->growth < SCH_GROWTH_STEPS) {
+        node->growth = SCH_GROWTH_STEPS;
+        changed(cluster, node);
+    }
+}
+
+// When its next step is due.
+static uint64_t growth_due_us(const sch_cluster_t *cluster, const sch_node_t *node)
+{
+    return node->growth < SCH_GROWTH_STEPS
+               ? node->since_us + cluster->params.slow_start_us * node->growth / SCH_GROWTH_STEPS
+               : UINT64_MAX;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static void grow(sch_cluster_t *cluster, sch_node_t *node, uint64_t now_us)
+{
+    uint32_t before = node->growth;
+    while (growth_due_us(cluster, node) <= now_us) {
+        node->growth++;
+    }
+    if (node->growth != before) {
+        changed(cluster, node);
+    }
+}
+
+static bool is_settled(const sch_cluster_t *cluster, const sch_node_t *node, uint64_t now_us)
+{
+    return node->role == ASSAY__ROLE__ROLE_STORE &&
+           node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE &&
+           now_us - node->since_us >= cluster->params.slow_start_us;
+}
+
+// A new incarnation begins.
+static void growth_begin(sch_cluster_t *cluster, sch_node_t *node)
+{
+    uint64_t now_us = as_loop_now_us(cluster->loop);
+    node->since_us = now_us;
+    node->growth = SCH_GROWTH_STEPS;
+    bool grows = node->role == ASSAY__ROLE__ROLE_STORE && cluster->params.slow_start_us > 0;
+    for (uint32_t i = 0; grows && i < cluster->count; i++) {
+        if (cluster->nodes[i] != node && is_settled(cluster, cluster->nodes[i], now_us)) {
+            node->growth = 1;
+        }
+    }
+}
+
+// ---- time
+
 // Moves the node on by its silence; returns when to look again.
 static uint64_t node_tick(sch_cluster_t *cluster, sch_node_t *node, uint64_t now_us)
 {
@@ -144,9 +211,10 @@ static uint64_t node_tick(sch_cluster_t *cluster, sch_node_t *node, uint64_t now
                silence_us >= params->suspect_us) {
         set_state(cluster, node, ASSAY__NODE_STATE__NODE_STATE_SUSPECT);
     }
+    grow(cluster, node, now_us);
     switch (node->state) {
     case ASSAY__NODE_STATE__NODE_STATE_ALIVE:
-        return node->heard_us + params->suspect_us;
+        return earlier(node->heard_us + params->suspect_us, growth_due_us(cluster, node));
     case ASSAY__NODE_STATE__NODE_STATE_SUSPECT:
         return node->heard_us + params->dead_us;
     default:
@@ -195,7 +263,8 @@ static void heard(sch_cluster_t *cluster, sch_node_t *node)
 {
     node->heard_us = as_loop_now_us(cluster->loop);
     set_state(cluster, node, ASSAY__NODE_STATE__NODE_STATE_ALIVE);
-    uint64_t due_us = node->heard_us + cluster->params.suspect_us;
+    uint64_t due_us =
+        earlier(node->heard_us + cluster->params.suspect_us, growth_due_us(cluster, node));
     if (cluster->tick_due_us == 0 || due_us < cluster->tick_due_us) {
         tick_start(cluster, due_us);
     }
@@ -248,6 +317,7 @@ static as_status_t node_insert(sch_cluster_t *cluster, const uint8_t *instance, 
     node->id = id;
     memcpy(node->instance, instance, SCH_INSTANCE_BYTES);
     node->slot = SCH_SLOT_NONE;
+    node->growth = SCH_GROWTH_STEPS;
     uint32_t at = lower_bound(cluster, id);
     memmove(&cluster->nodes[at + 1], &cluster->nodes[at],
             (cluster->count - at) * sizeof(cluster->nodes[0]));
@@ -310,13 +380,17 @@ as_status_t sch_cluster_join(sch_cluster_t *cluster, const Assay__JoinRequest *r
             return status;
         }
     }
-    if (node->incarnation != request->incarnation) {
+    bool is_new = node->incarnation != request->incarnation;
+    if (is_new) {
         cluster->params.on_forget(cluster->params.ctx, node);
         node->incarnation = request->incarnation;
         node->listing_first = 0; // numbers start anew
         node->used_bytes = node->sessions = node->queued_tokens = node->queued_bytes = 0;
     }
     node_describe(node, request);
+    if (is_new) {
+        growth_begin(cluster, node);
+    }
     as_metric_add(&sch_metrics[SCH_JOINS_TOTAL], 1);
     heard(cluster, node);
     changed(cluster, node);

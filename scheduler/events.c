@@ -113,5 +113,8 @@ Assay__NodeStatus sch_events_apply(sch_scheduler_t *scheduler, sch_node_t *node,
     }
     // A late repetition of an earlier message says nothing about the present listing's end.
     node->listed |= request->listing_end && first + count == node->next_sequence;
+    if (request->listing_end && node->full_blocks > 0) {
+        sch_cluster_grown(scheduler->cluster, node);
+    }
     return ASSAY__NODE_STATUS__NODE_STATUS_OK;
 }

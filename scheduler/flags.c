@@ -12,7 +12,7 @@
 static struct {
     const char *listen, *http, *cluster_id, *cluster_key;
     bool issue_tokens;
-    int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes, replicas;
+    int64_t heartbeat_ms, suspect_ms, dead_ms, directory_bytes, replicas, slow_start_us;
 } values;
 
 static as_daemon_flags_t common;
@@ -41,6 +41,11 @@ static const as_option_t table[] = {
         "silence after which a node is not chosen for new work", .min = 1, .max = MS_MAX),
     ROW("dead-ms", INT, dead_ms, "10000", "MS", "silence after which a node's blocks are forgotten",
         .min = 1, .max = MS_MAX),
+    ROW("slow-start", DURATION, slow_start_us, "30s", "TIME",
+        "in which an empty store that joins others comes to its whole share of new blocks; 0s is "
+        "at "
+        "once",
+        .min = 0, .max = 86400e6),
     ROW("directory-bytes", BYTES, directory_bytes, "256MiB", "BYTES",
         "memory of the block directory, 40 bytes a block", .min = 65536, .max = 1e12),
     ROW("replicas", INT, replicas, "1", "N",
@@ -84,6 +89,7 @@ as_status_t sch_flags_parse(int argc, char **argv, sch_flags_t *flags_p,
         .heartbeat_us = (uint64_t)values.heartbeat_ms * 1000,
         .suspect_us = (uint64_t)values.suspect_ms * 1000,
         .dead_us = (uint64_t)values.dead_ms * 1000,
+        .slow_start_us = (uint64_t)values.slow_start_us,
         .directory_bytes = (size_t)values.directory_bytes,
         .replicas = (uint32_t)values.replicas,
     };

@@ -46,7 +46,7 @@ static void store_fill(Assay__StoreNode *store, sch_node_t *node)
     store->node_id = node->id;
     store->data_address = node->data_address;
     store->rpc_address = node->rpc_address;
-    store->capacity_bytes = node->capacity_bytes;
+    store->capacity_bytes = sch_cluster_weight(node);
     store->state = node->state;
     store->draining = node->draining;
 }

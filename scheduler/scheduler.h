@@ -89,7 +89,9 @@ typedef struct sch_node {
     char name[SCH_NAME_BYTES_MAX + 1];
     uint8_t model_fingerprint[32];
     uint64_t used_bytes, capacity_bytes, sessions, queued_tokens, queued_bytes;
-    bool draining; // a store that hands its blocks to others, and will end
+    uint64_t since_us; // of this incarnation
+    uint32_t growth;   // of its weight in placement, of SCH_GROWTH_STEPS
+    bool draining;     // a store that hands its blocks to others, and will end
     // Its blocks.
     uint16_t slot; // SCH_SLOT_NONE until its first listing
     bool needs_listing;
@@ -99,11 +101,15 @@ typedef struct sch_node {
     uint64_t full_blocks, sealed_blocks;
 } sch_node_t;
 
+#define SCH_GROWTH_STEPS 8u
+
 typedef struct sch_cluster sch_cluster_t;
 
 typedef struct sch_cluster_params {
     uint64_t suspect_us;
     uint64_t dead_us;
+    uint64_t
+        slow_start_us; // until an empty store that joins others has its whole weight; 0: at once
     void *ctx;
     // The node's blocks are gone. It is called before the node's state says why.
     void (*on_forget)(void *ctx, sch_node_t *node);
@@ -121,11 +127,14 @@ sch_node_t *sch_cluster_find(const sch_cluster_t *cluster, uint64_t id); // NULL
 // The node, if it may speak: known, not dead, and of this incarnation. Notes that it was heard.
 sch_node_t *sch_cluster_hear(sch_cluster_t *cluster, uint64_t id, uint64_t incarnation);
 void sch_cluster_set_draining(sch_cluster_t *cluster, sch_node_t *node, bool draining);
+// What a store is placed by: its capacity, or less while it grows.
+uint64_t sch_cluster_weight(const sch_node_t *node);
+void sch_cluster_grown(sch_cluster_t *cluster, sch_node_t *node); // at once: it is not empty
 void sch_cluster_leave(sch_cluster_t *cluster, sch_node_t *node); // it says that it ends: dead
 void sch_cluster_set_load(sch_cluster_t *cluster, sch_node_t *node, const Assay__NodeLoad *load);
 uint32_t sch_cluster_count(const sch_cluster_t *cluster);
 sch_node_t *sch_cluster_at(const sch_cluster_t *cluster, uint32_t index); // in order of id
-// Grows when a store joins, drains, leaves, or changes address, capacity or state.
+// Grows when a store joins, drains, leaves, or changes address, weight or state.
 uint64_t sch_cluster_epoch(const sch_cluster_t *cluster);
 // The live worker with the least queued tokens that computes the same as `like` (any, where `like`
 // is NULL); NULL if there is none.
@@ -194,7 +203,8 @@ typedef struct sch_options {
     uint64_t suspect_us;
     uint64_t dead_us;
     size_t directory_bytes;
-    uint64_t seed;     // of the directory's hash
+    uint64_t seed; // of the directory's hash
+    uint64_t slow_start_us;
     uint32_t replicas; // copies of a block that the nodes are told to keep; 0: 1
 } sch_options_t;
 

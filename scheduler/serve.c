@@ -24,6 +24,7 @@ const sch_options_t sch_options_default = {
     .dead_us = 10000000,
     .directory_bytes = 256u << 20,
     .seed = 0,
+    .slow_start_us = 30000000,
     .replicas = 1,
 };
 
@@ -195,6 +196,7 @@ static void stat_fill(sch_scheduler_t *scheduler, sch_node_t *node, Assay__NodeS
     stat->sealed_blocks = node->sealed_blocks;
     stat->listed = node->listed;
     stat->draining = node->draining;
+    stat->weight_bytes = sch_cluster_weight(node);
 }
 
 static void stat_totals(sch_scheduler_t *scheduler, Assay__StatReply *reply)
@@ -316,6 +318,7 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
     sch_cluster_params_t params = {
         .suspect_us = options->suspect_us,
         .dead_us = options->dead_us,
+        .slow_start_us = options->slow_start_us,
         .ctx = scheduler,
         .on_forget = on_forget,
         .on_change = on_change,

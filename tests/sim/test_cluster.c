@@ -396,6 +396,74 @@ static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void 
     gpw_model_free(model);
 }
 
+// Asks, lets stores go, asks again: all is loaded, nothing is computed again.
+static void expect_all_is_kept(uint32_t stores, uint32_t replicas, void (*lose)(world_t *))
+{
+    model = tiny_load(3);
+    make_pool();
+    world_t world;
+    world_options_t options = {.model = model,
+                               .seed = 9,
+                               .stores = stores,
+                               .workers = 2,
+                               .replicas = replicas,
+                               .block_tokens = BLOCK_TOKENS,
+                               .cache_bytes_max = 16u << 20,
+                               .ram_bytes = 8u << 20};
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    static answer_t answers[2];
+    const pooled_t *what = &pool[23];
+    gpw_request_params_t params = swapped_params(what);
+    for (uint32_t w = 0; w < 2; w++) { // by another worker: it has nothing of its own
+        answer_submit(world.workers[w].worker, &params, &answers[w]);
+        world_run(&world, 3000000);
+        assert_true(answers[w].finished);
+        assert_int_equal(answers[w].status, AS_OK);
+        answer_compare(&answers[w], &what->expected, w ? "after the loss" : "before the loss");
+        if (w == 0) {
+            lose(&world);
+        }
+    }
+    assert_int_equal(answers[1].usage.recomputed_blocks, 0);
+    assert_int_equal(answers[1].usage.cached_tokens,
+                     (what->count - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
+    check_leaks(&world, 9);
+    world_close(&world);
+    gpw_model_free(model);
+}
+
+// All but the last, one after the other.
+static void drain_stores(world_t *world)
+{
+    for (uint32_t s = 0; s + 1 < world->options.stores; s++) {
+        world_store_drain(&world->stores[s]);
+        world_run(world, 4000000);
+        assert_true(world->stores[s].killed);
+    }
+}
+
+static void kill_stores(world_t *world)
+{
+    for (uint32_t s = 0; s + 1 < world->options.stores; s++) {
+        world_store_kill(&world->stores[s]);
+        world_run(world, 15000000); // until it is dead, and its copies are made again
+    }
+}
+
+static void stores_that_drain_one_after_the_other_cost_no_block(void **state)
+{
+    (void)state;
+    expect_all_is_kept(3, 1, drain_stores);
+}
+
+static void
+stores_that_die_one_after_the_other_cost_no_block_of_which_there_are_two_copies(void **state)
+{
+    (void)state;
+    expect_all_is_kept(3, 2, kill_stores);
+}
+
 // The same prompt again and again, over a link that becomes slow and fast again: its prefix is loaded,
 // computed, loaded, always with the same tokens. What the link can do is seen from what
 // verifications bring over it.
@@ -463,6 +531,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
         cmocka_unit_test(a_store_that_dies_costs_no_block_of_which_there_are_two_copies),
+        cmocka_unit_test(stores_that_drain_one_after_the_other_cost_no_block),
+        cmocka_unit_test(
+            stores_that_die_one_after_the_other_cost_no_block_of_which_there_are_two_copies),
         cmocka_unit_test(a_prefix_behind_a_slow_link_is_computed_again),
         cmocka_unit_test(every_request_ends_with_the_right_tokens_and_nothing_leaks),
     };

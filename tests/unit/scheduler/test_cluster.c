@@ -142,6 +142,62 @@ static void a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once(v
     assert_false(store_in(peer_join(h, &store), store.id)->draining);
 }
 
+// Lets `us` pass while these are heard; returns what the last is weighted by.
+static uint64_t pass(harness_t *h, peer_t *peers, uint32_t count, uint64_t us)
+{
+    for (uint64_t at = 0; at < us; at += 500 * MS) {
+        harness_run(h, 500 * MS);
+        for (uint32_t i = 0; i < count; i++) {
+            peer_heartbeat(h, &peers[i], 0, 0);
+        }
+    }
+    peer_t *first = &peers[0];
+    return store_in(peer_join(h, first), peers[count - 1].id)->capacity_bytes;
+}
+
+static void an_empty_store_that_joins_others_grows_into_its_share(void **state)
+{
+    harness_t *h = *state;
+    peer_t stores[3];
+    for (uint8_t i = 0; i < 3; i++) {
+        peer_init(&stores[i], STORE, (uint8_t)(i + 1));
+    }
+    peer_start(h, &stores[0], NULL, 0, 0);
+    assert_int_equal(pass(h, stores, 1, 20000 * MS), 1000);
+    peer_start(h, &stores[1], NULL, 0, 0); // the cluster is new: nobody waits
+    assert_int_equal(pass(h, stores, 2, 20000 * MS), 1000);
+    peer_start(h, &stores[2], NULL, 0, 0);
+    uint64_t weight = store_in(peer_join(h, &stores[0]), stores[2].id)->capacity_bytes, more;
+    assert_int_equal(weight, 125);
+    for (int i = 0; i < 10; i++) {
+        uint64_t epoch = stat_ask(h)->placement_epoch;
+        more = pass(h, stores, 3, 3000 * MS);
+        assert_true(more >= weight && more <= weight + 250);
+        assert_true((more > weight) == (stat_ask(h)->placement_epoch > epoch + 1)); // 1: the join
+        weight = more;
+    }
+    assert_int_equal(weight, 1000);
+    assert_int_equal(store_in(peer_join(h, &stores[0]), stores[0].id)->capacity_bytes, 1000);
+    stores[2].incarnation++; // it is empty again
+    stores[2].sequence = 1;
+    assert_non_null(peer_join(h, &stores[2]));
+    assert_int_equal(pass(h, stores, 3, 500 * MS), 125);
+}
+
+static void a_store_that_comes_with_blocks_has_its_share_at_once(void **state)
+{
+    harness_t *h = *state;
+    peer_t stores[2];
+    as_key_t key;
+    chain_make(h, &key, 1);
+    peer_init(&stores[0], STORE, 1);
+    peer_init(&stores[1], STORE, 2);
+    peer_start(h, &stores[0], NULL, 0, 0);
+    pass(h, stores, 1, 40000 * MS);
+    peer_start(h, &stores[1], &key, FULL_ADDED, 1);
+    assert_int_equal(pass(h, stores, 2, 500 * MS), 1000);
+}
+
 static void a_new_incarnation_has_lost_its_blocks(void **state)
 {
     harness_t *h = *state;
@@ -242,7 +298,7 @@ static void a_scheduler_that_stood_still_blames_no_node(void **state)
     as_timer_t *pause;
     sch_cluster_t *cluster;
     assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
-    sch_cluster_params_t params = {300 * MS, 600 * MS, NULL, forget_nothing, forget_nothing};
+    sch_cluster_params_t params = {300 * MS, 600 * MS, 0, NULL, forget_nothing, forget_nothing};
     assert_int_equal(sch_cluster_alloc(loop, &params, &cluster), AS_OK);
     assert_int_equal(as_timer_alloc(loop, on_nothing, NULL, &pause), AS_OK);
     uint8_t instance[16] = {1};
@@ -324,6 +380,8 @@ int main(void)
         WITH_SCHEDULER(a_dead_node_must_join_again),
         WITH_SCHEDULER(a_dead_node_is_forgotten_in_the_end),
         WITH_SCHEDULER(a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once),
+        WITH_SCHEDULER(an_empty_store_that_joins_others_grows_into_its_share),
+        WITH_SCHEDULER(a_store_that_comes_with_blocks_has_its_share_at_once),
         WITH_SCHEDULER(a_new_incarnation_has_lost_its_blocks),
         WITH_SCHEDULER(two_instances_cannot_have_one_id),
         WITH_SCHEDULER(a_newcomer_on_an_address_makes_the_old_one_suspect),
