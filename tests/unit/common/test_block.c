@@ -239,6 +239,24 @@ static void equal_keys_have_equal_hashes(void **state)
     assert_true(as_key_hash(&a) != as_key_hash(&c));
 }
 
+static void a_tenants_key_is_the_hash_of_tenant_and_key(void **state)
+{
+    (void)state;
+    as_key_t keys[2], scoped[2], other;
+    for (uint8_t i = 0; i < 32; i++) {
+        keys[0].bytes[i] = i;
+    }
+    keys[1] = keys[0];
+    keys[1].bytes[31] ^= 1;
+    as_keys_scope(keys, 2, 7, scoped);
+    assert_key(&scoped[0], "001f1491347b0655a16d5b2c07cd345808bcb1ebe7a7e8d5d7159f9070bb3536");
+    assert_false(as_key_equal(&scoped[0], &scoped[1]));
+    as_key_scope(&keys[0], 8, &other);
+    assert_false(as_key_equal(&scoped[0], &other));
+    as_key_scope(&keys[0], 0, &other); // where there are no tenants
+    assert_true(as_key_equal(&keys[0], &other));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -254,6 +272,7 @@ int main(void)
         cmocka_unit_test(a_chain_has_only_full_blocks_and_stays_in_its_array),
         cmocka_unit_test(keys_are_written_and_read_as_hex),
         cmocka_unit_test(equal_keys_have_equal_hashes),
+        cmocka_unit_test(a_tenants_key_is_the_hash_of_tenant_and_key),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
