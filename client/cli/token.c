@@ -34,7 +34,8 @@ static const as_option_t issue_table[] = {
      .type = AS_OPTION_STRING,
      .value = &scheduler,
      .metavar = "HOST:PORT",
-     .help = "or ask this scheduler (--issue-tokens), by a certificate of the cluster"},
+     .help = "without --cluster-key: ask this scheduler (--issue-tokens), by a certificate of the "
+             "cluster"},
     AS_TLS_OPTIONS(cli_tls),
     {.name = "tenant",
      .type = AS_OPTION_INT,
@@ -222,7 +223,7 @@ static int issue(int argc, char **argv)
                                   : "--tenant: must be given, from 1 on");
         return 2;
     }
-    if (!key_file == !scheduler) {
+    if (!key_file && !scheduler) {
         cli_complain("token issue: give --cluster-key FILE, or --scheduler HOST:PORT");
         return 2;
     }
