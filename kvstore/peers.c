@@ -34,6 +34,7 @@ struct kvs_peers {
     uint32_t count;
     uint64_t present[ASSAY_STORES_MAX]; // all that are not dead
     uint32_t present_count;
+    bool doubtful; // one of them is suspect
     uint32_t replicas;
     assay_client_t *client;  // made when it is first needed
     uint64_t token_renew_us; // the client is given a new token then
@@ -124,9 +125,11 @@ void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t co
     uint32_t present_count = 0, before = member_ids(peers, members);
     bool drains = false;
     peers->count = 0;
+    peers->doubtful = false;
     for (size_t i = 0; i < count && present_count < ASSAY_STORES_MAX; i++) {
         const Assay__StoreNode *node = nodes[i];
         present[present_count++] = node->node_id;
+        peers->doubtful |= node->state == ASSAY__NODE_STATE__NODE_STATE_SUSPECT;
         drains |= node->node_id == store->node_id && node->draining;
         if (node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE && !node->draining) {
             add_member(peers, node);
@@ -162,6 +165,11 @@ uint32_t kvs_peers_others(const kvs_store_t *store)
         others += peers->members[i].node_id != store->node_id;
     }
     return others;
+}
+
+bool kvs_peers_doubtful(const kvs_store_t *store)
+{
+    return store->peers->doubtful;
 }
 
 static as_key_t key_of_place(uint64_t place)

@@ -6,8 +6,8 @@
 //   WAITING       for the list of stores to settle: a scheduler that has just started knows only some.
 //   IN_RAM_FIRST  blocks for which this store is the best (by placement, of those that are there): it
 //                 sees to it that the others which should have a copy do.
-//   IN_RAM_REST   the others: the best store for them may have lost them. Where it has not, all copies
-//                 are there by now, and asking is all that it costs.
+//   IN_RAM_REST   after a pause, the others: the best store for them may have lost them. Where it has
+//                 not, all copies are there by now, and asking is all that it costs.
 //   ON_DISK       those that are on disk only, read one at a time.
 //
 // Asking is handing over (peers.c): a store that has the block says so and nothing is sent. So the
@@ -71,9 +71,10 @@ static void begin(kvs_repair_t *repair)
     kvs_store_t *store = repair->store;
     kvs_disk_stat_t disk;
     bool can = kvs_peers_replicas(store) > 1 && kvs_peers_others(store) > 0 &&
-               store->options.repair_bytes_per_second > 0 && !kvs_drain_is_on(store);
+               store->options.repair_bytes_per_second > 0 && !kvs_drain_is_on(store) &&
+               !kvs_peers_doubtful(store);
     if (!can) {
-        repair->phase = IDLE; // owed still
+        repair->phase = IDLE; // owed still, until the next change
         return;
     }
     kvs_tier_stat(store, &disk);
@@ -239,9 +240,11 @@ static void on_timer(void *ctx)
     } else if (repair->phase == ON_DISK) {
         end(repair);
     } else {
+        bool pauses = repair->phase == IN_RAM_FIRST;
         repair->phase++;
         repair->cursor = 0;
-        as_timer_start(repair->timer, 0);
+        // Others hear of a loss up to a heartbeat later.
+        as_timer_start(repair->timer, pauses ? 2 * repair->store->options.repair_wait_us : 0);
     }
 }
 

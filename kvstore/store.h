@@ -295,6 +295,7 @@ void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t co
 void kvs_peers_set_replicas(kvs_store_t *store, uint32_t replicas);
 uint32_t kvs_peers_replicas(const kvs_store_t *store);
 uint32_t kvs_peers_others(const kvs_store_t *store); // where blocks are placed, but for this one
+bool kvs_peers_doubtful(const kvs_store_t *store);   // one may be gone, or not
 // What this store is for the copies of a block.
 typedef struct kvs_share {
     uint32_t rank;   // 0: the best; at least the number of stores where nothing is placed here

@@ -128,16 +128,19 @@ static void the_hottest_go_first_and_parents_before_children(void **state)
     while (!peers_has(from, hot)) {
         hot++;
     }
-    fetch_result_t result =
-        fetch_chain(&world, (fetch_ask_t){.first = hot, .count = 8, .node_ids = ids + hot});
+    // Then what follows it here is no longer its child.
+    uint32_t last = hot + AS_RUN_BLOCKS - 1;
+    assert_true(kvs_store_drop(world.stores[from], &world.keys[last], AS_TENANT_NONE));
+    fetch_result_t result = fetch_chain(
+        &world, (fetch_ask_t){.first = hot, .count = AS_RUN_BLOCKS - 1, .node_ids = ids + hot});
     assert_int_equal(result.status, AS_OK);
     const as_sim_faults_t slow = {
         .delay_us_min = 20, .delay_us_max = 50, .bandwidth_bytes_per_s = 1 << 20};
     as_sim_set_faults(world.sim, &slow); // 8 KiB blocks: 128 a second
     drain(from, 150000);
     kvs_drain_stat_t stat = drain_of(from);
-    assert_in_range(stat.handed_blocks, 8, own - 1);
-    for (uint32_t i = 0; i < 8; i++) {
+    assert_in_range(stat.handed_blocks, AS_RUN_BLOCKS - 1, own - 2);
+    for (uint32_t i = 0; i < AS_RUN_BLOCKS - 1; i++) {
         assert_true(peers_has(1 - from, hot + i));
     }
     for (uint32_t i = 1; i < 60; i++) {

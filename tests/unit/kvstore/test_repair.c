@@ -16,15 +16,20 @@ static int end(void **state)
     return 0;
 }
 
-static void begin(uint32_t stores, uint64_t rate)
+static void begin_with(uint32_t stores, uint32_t replicas, uint64_t rate)
 {
     world_options_t options = world_defaults(true);
     options.stores = stores;
     options.store.repair_wait_us = S;
     options.store.repair_bytes_per_second = rate;
     as_log_set_level(AS_LOG_ERROR);
-    peers_open(&options, 2);
-    world_pass(&world, 2 * S); // the first to come had no others: that is settled now
+    peers_open(&options, replicas);
+    world_pass(&world, 5 * S); // the first to come had no others: that is settled now
+}
+
+static void begin(uint32_t stores, uint64_t rate)
+{
+    begin_with(stores, 2, rate);
 }
 
 static uint64_t repaired(void)
@@ -64,39 +69,46 @@ static void all_must_be_read(uint32_t count)
     assert_int_equal(result.block_count, count);
 }
 
+static void lose_and_count(uint32_t victim, uint32_t replicas)
+{
+    begin_with(4, replicas, 64u << 20);
+    put_chain(&world, 64);
+    bool lost[64];
+    for (uint32_t i = 0; i < 64; i++) {
+        lost[i] = peers_has(victim, i);
+    }
+    peers_store_end(victim, true);
+    wait_for_copies(replicas, 64, DEAD_US + 5 * S);
+    world_pass(&world, 2 * S); // and nothing more comes
+    uint64_t expected[4] = {0}, sum = 0;
+    for (uint32_t i = 0; i < 64; i++) {
+        uint64_t place = as_key_hash(&world.keys[i / AS_RUN_BLOCKS * AS_RUN_BLOCKS]);
+        uint32_t best = 0;
+        for (uint32_t s = 0; s < 4; s++) {
+            if (s != victim && kvs_peers_share(world.stores[s], place).rank == 0) {
+                best++;
+                expected[s] += lost[i];
+                sum += lost[i];
+            }
+        }
+        assert_int_equal(best, 1); // they agree
+        assert_int_equal(peers_copies(i), replicas);
+    }
+    for (uint32_t s = 0; s < 4; s++) {
+        assert_true(s == victim || peers_stat(s).repaired_blocks == expected[s]);
+        assert_true(s == victim || peers_stat(s).repair_pending == 0);
+    }
+    assert_int_equal(repaired(), sum);
+    all_must_be_read(64);
+}
+
 static void a_lost_copy_is_given_once_by_the_best_that_holds_the_block(void **state)
 {
     (void)state;
     for (uint32_t victim = 0; victim < 4; victim++) {
-        begin(4, 64u << 20);
-        put_chain(&world, 64);
-        bool lost[64];
-        for (uint32_t i = 0; i < 64; i++) {
-            lost[i] = peers_has(victim, i);
-        }
-        peers_store_end(victim, true);
-        wait_for_copies(2, 64, DEAD_US + 5 * S);
-        world_pass(&world, 2 * S); // and nothing more comes
-        uint64_t expected[4] = {0}, sum = 0;
-        for (uint32_t i = 0; i < 64; i++) {
-            uint64_t place = as_key_hash(&world.keys[i / AS_RUN_BLOCKS * AS_RUN_BLOCKS]);
-            uint32_t best = 0;
-            for (uint32_t s = 0; s < 4; s++) {
-                if (s != victim && kvs_peers_share(world.stores[s], place).rank == 0) {
-                    best++;
-                    expected[s] += lost[i];
-                    sum += lost[i];
-                }
-            }
-            assert_int_equal(best, 1); // they agree
-            assert_int_equal(peers_copies(i), 2);
-        }
-        for (uint32_t s = 0; s < 4; s++) {
-            assert_true(s == victim || peers_stat(s).repaired_blocks == expected[s]);
-            assert_true(s == victim || peers_stat(s).repair_pending == 0);
-        }
-        assert_int_equal(repaired(), sum);
-        all_must_be_read(64);
+        lose_and_count(victim, 2);
+        peers_close();
+        lose_and_count(victim, 3); // two hold it still
         if (victim < 3) {
             peers_close();
         }
