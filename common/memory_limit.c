@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #define PATH_BYTES 512
 
@@ -66,13 +65,4 @@ uint64_t as_memory_available(const char *root)
         least = left[i] < least ? left[i] : least;
     }
     return least;
-}
-
-uint64_t as_shared_memory_available(void)
-{
-    struct statvfs stat;
-    if (statvfs("/dev/shm", &stat) != 0) {
-        return 0;
-    }
-    return (uint64_t)stat.f_bavail * stat.f_frsize;
 }

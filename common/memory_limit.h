@@ -9,7 +9,5 @@
 // the control groups (version 2, and version 1 of memory) leave. UINT64_MAX where nothing is known.
 // root: "" on a live system; a directory that holds proc/ and sys/ in tests.
 uint64_t as_memory_available(const char *root);
-// Bytes free in the file system of shared memory, /dev/shm; 0 where there is none.
-uint64_t as_shared_memory_available(void);
 
 #endif

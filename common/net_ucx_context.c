@@ -21,6 +21,8 @@
 
 #include "common/log.h"
 
+#define NO_SHARED_MESSAGES "^posix,sysv,xpmem"
+
 static const struct {
     const char *name;
     const char *value;
@@ -32,20 +34,8 @@ static const struct {
     {"UCX_TCP_RX_SEG_SIZE", "256K"},
     // Else a listener cannot bind its port again soon after a crash.
     {"UCX_TCP_CM_REUSEADDR", "y"},
-    // Error mode PEER drops shared memory unless the transports claim to handle errors. The claim
-    // holds: the
-    // TCP connection that every pair keeps beside it tells of a dead peer.
-    {"UCX_POSIX_ERROR_HANDLING", "y"},
-    {"UCX_SYSV_ERROR_HANDLING", "y"},
-    // Eager messages of up to 64 KiB go in two pieces, not in eight.
-    {"UCX_POSIX_SEG_SIZE", "33K"},
-    {"UCX_SYSV_SEG_SIZE", "33K"},
-    // Requests to a peer that does not take them wait here; see UCX_GRACE_US.
-    {"UCX_POSIX_FIFO_SIZE", "256"},
-    {"UCX_SYSV_FIFO_SIZE", "256"},
-    // posix first: its files are limited and seen under /dev/shm. No heap: memory must be fresh,
-    // hence zero.
-    {"UCX_ALLOC_PRIO", "md:posix,md:sysv,huge,mmap"},
+    // No messages by shared memory (net_ucx_shared.c tells why).
+    {"UCX_TLS", NO_SHARED_MESSAGES},
     // A cut link is noticed in seconds, not in the half minute of the defaults.
     {"UCX_KEEPALIVE_INTERVAL", "2s"},
     {"UCX_TCP_KEEPIDLE", "2s"},
@@ -75,6 +65,18 @@ static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *fun
                                                        : AS_LOG_DEBUG;
     as_log_write(to, "ucx", "%s", text);
     return UCS_LOG_FUNC_RC_STOP;
+}
+
+bool ucx_shares_memory(void)
+{
+    const char *transports = getenv("UCX_TLS");
+    static const char *const sharing[] = {NO_SHARED_MESSAGES, "all", "shm", "sm", "posix", "sysv"};
+    for (size_t i = 0; transports && i < sizeof(sharing) / sizeof(sharing[0]); i++) {
+        if (strstr(transports, sharing[i])) {
+            return true;
+        }
+    }
+    return !transports;
 }
 
 static as_status_t context_make(void)

@@ -4,17 +4,18 @@
 // A message is one UCX active message: the header is its header, the payload its data. Every
 // message asks for the reply endpoint, by which the receiver finds the connection.
 //
-// Memory comes from UCX (posix shared memory where it can), so that a peer on the same host reads
-// it through a pointer. A remote key is UCX's own, behind a head of ours that bounds what may be
-// read:
+// Memory is shared with the processes of the same host (net_ucx_shared.c), which read it through a
+// pointer. A remote key is UCX's own, behind a head of ours that bounds what may be read and names
+// the shared memory:
 //
 //   offset bytes
 //        0     4  magic "ASRK"
-//        4     2  version, 1
+//        4     2  version, 2
 //        6     2  bytes of UCX's key
 //        8     8  address of the memory in its owner
 //       16     8  its length in bytes
-//       24     n  UCX's key
+//       24    32  where it is shared: host (0: nowhere), inode, device, process, descriptor
+//       56     n  UCX's key
 //
 // Over TCP UCX emulates reads at a tenth of the rate of messages; such reads are refused here.
 #include "common/net_ucx.h"
@@ -27,7 +28,7 @@
 #include "common/mem.h"
 
 #define RKEY_MAGIC   0x4b525341u // "ASRK"
-#define RKEY_VERSION 1u
+#define RKEY_VERSION 2u
 // UCX parses its key without being told the length: at most 64 parts of at most 255 bytes and their
 // lengths.
 #define RKEY_PARSE_BYTES_MAX (16u + 64u * 256u)
@@ -41,9 +42,10 @@ typedef struct rkey_head {
     uint16_t key_bytes;
     uint64_t address;
     uint64_t bytes;
+    ucx_shared_name_t shared;
 } rkey_head_t;
 
-_Static_assert(sizeof(rkey_head_t) == 24, "layout on the wire");
+_Static_assert(sizeof(rkey_head_t) == 56, "layout on the wire");
 _Static_assert(offsetof(rkey_head_t, address) == 8, "layout on the wire");
 
 // What the accepting side says first. The connecting side is not OPEN before, and sends nothing
@@ -60,7 +62,7 @@ typedef struct ucx_mem {
     ucx_net_t *net;
     struct ucx_mem *next; // freed_mems
     ucp_mem_h handle;
-    void *memory;
+    ucx_shared_t shared;
     size_t bytes;
 } ucx_mem_t;
 
@@ -349,28 +351,31 @@ as_status_t ucx_mem_alloc(as_net_t *head, size_t bytes, void **memory_p, as_net_
     if (!mem) {
         return AS_ERR_NO_MEMORY;
     }
+    if (ucx_shared_alloc(&mem->shared, bytes) != AS_OK) {
+        AS_ERROR("net", "cannot allocate %zu bytes of shared memory", bytes);
+        as_mem_free(mem);
+        return AS_ERR_NO_MEMORY;
+    }
     const ucp_mem_map_params_t params = {
-        .field_mask = UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
-        .length = bytes,
-        .flags = UCP_MEM_MAP_ALLOCATE | UCP_MEM_MAP_NONBLOCK,
+        .field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+        .address = mem->shared.memory,
+        .length = mem->shared.bytes,
+        .flags = UCP_MEM_MAP_NONBLOCK,
     };
     ucs_status_t status = ucp_mem_map(net->context, &params, &mem->handle);
     if (status != UCS_OK) {
-        AS_ERROR("net", "cannot allocate %zu bytes of registered memory: %s", bytes,
+        AS_ERROR("net", "cannot register %zu bytes of memory: %s", bytes,
                  ucs_status_string(status));
+        ucx_shared_free(&mem->shared);
         as_mem_free(mem);
         return ucx_status(status);
     }
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH};
-    status = ucp_mem_query(mem->handle, &attr);
-    AS_ASSERT(status == UCS_OK && attr.length >= bytes);
-    AS_ASSERT((uintptr_t)attr.address % 4096 == 0);
     mem->head.ops = head->ops;
     mem->net = net;
-    mem->memory = attr.address;
     mem->bytes = bytes;
     net->mem_count++;
-    *memory_p = attr.address;
+    *memory_p = mem->shared.memory;
     *mem_p = &mem->head;
     return AS_OK;
 }
@@ -393,6 +398,7 @@ void ucx_mems_unmap(ucx_net_t *net)
         ucx_mem_t *mem = net->freed_mems;
         net->freed_mems = mem->next;
         ucp_mem_unmap(net->context, mem->handle);
+        ucx_shared_free(&mem->shared);
         as_mem_free(mem);
     }
 }
@@ -407,8 +413,9 @@ as_status_t ucx_mem_pack(const as_net_mem_t *head, void *rkey, size_t *rkey_byte
         AS_ERROR("net", "cannot pack a remote key: %s", ucs_status_string(status));
         return ucx_status(status);
     }
-    const rkey_head_t packed = {RKEY_MAGIC, RKEY_VERSION, (uint16_t)key_bytes,
-                                (uint64_t)(uintptr_t)mem->memory, mem->bytes};
+    const rkey_head_t packed = {RKEY_MAGIC,          RKEY_VERSION,
+                                (uint16_t)key_bytes, (uint64_t)(uintptr_t)mem->shared.memory,
+                                mem->bytes,          ucx_shared_name(&mem->shared)};
     bool fits = sizeof(packed) + key_bytes <= AS_NET_RKEY_BYTES_MAX;
     if (fits) {
         memcpy(rkey, &packed, sizeof(packed));
@@ -457,10 +464,7 @@ as_status_t ucx_rkey_unpack(as_conn_t *conn_head, const void *bytes, size_t byte
         as_mem_free(rkey);
         return AS_ERR_PROTOCOL;
     }
-    void *local = NULL;
-    if (ucp_rkey_ptr(rkey->handle, packed.address, &local) == UCS_OK) {
-        rkey->local = local;
-    }
+    rkey->local = ucx_shared_map(&packed.shared, packed.bytes);
     if (rkey->local || conn_has_rdma(conn)) {
         conn->head.caps |= AS_NET_CAP_ONESIDED;
     }
@@ -478,6 +482,7 @@ void ucx_rkey_free(as_net_rkey_t *head)
 {
     ucx_rkey_t *rkey = (ucx_rkey_t *)head;
     ucp_rkey_destroy(rkey->handle);
+    ucx_shared_unmap(rkey->local, rkey->bytes);
     rkey->net->mem_count--;
     as_mem_free(rkey);
 }

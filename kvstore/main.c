@@ -79,13 +79,6 @@ static as_status_t check_ram(size_t ram_bytes)
                  ram_bytes >> 20, (unsigned long long)(free_bytes >> 20));
         return AS_ERR_CONFIG;
     }
-    if (ram_bytes > as_shared_memory_available()) {
-        AS_WARN(
-            "main",
-            "/dev/shm has %llu MiB free, less than --ram: clients on this host may have to read "
-            "by messages; make it larger (a container's --shm-size)",
-            (unsigned long long)(as_shared_memory_available() >> 20));
-    }
     return AS_OK;
 }
 

@@ -278,6 +278,6 @@ int main(int argc, char **argv)
         return 2;
     }
     measure_memcpy(repeats);
-    int failed = run_transport("shm", "posix,tcp", repeats);
+    int failed = run_transport("shm", "all", repeats);
     return run_transport("tcp", "tcp", repeats) || failed;
 }

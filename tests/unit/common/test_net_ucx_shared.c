@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that processes of a host share: what a name from outside makes a reader map, and what not.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/net_ucx.h"
+
+#define BYTES 10000u
+
+static ucx_shared_t shared;
+static ucx_shared_name_t name;
+
+static int setup(void **state)
+{
+    (void)state;
+    assert_int_equal(ucx_shared_alloc(&shared, BYTES), AS_OK);
+    name = ucx_shared_name(&shared);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    ucx_shared_free(&shared);
+    return 0;
+}
+
+static void what_is_written_is_read(void **state)
+{
+    (void)state;
+    assert_true(shared.bytes >= BYTES && (uintptr_t)shared.memory % 4096 == 0);
+    const unsigned char *read = ucx_shared_map(&name, BYTES);
+    assert_non_null(read);
+    assert_ptr_not_equal(read, shared.memory);
+    assert_int_equal(read[BYTES - 1], 0);
+    memset(shared.memory, 7, BYTES);
+    assert_int_equal(read[BYTES - 1], 7);
+    assert_int_equal(mprotect((void *)(uintptr_t)read, BYTES, PROT_READ | PROT_WRITE), -1);
+    ucx_shared_unmap(read, BYTES);
+    ucx_shared_unmap(NULL, BYTES);
+}
+
+static void nobody_makes_it_shorter(void **state)
+{
+    (void)state;
+    assert_int_equal(ftruncate(shared.fd, 1), -1);
+}
+
+static void another_name_is_not_mapped(void **state)
+{
+    (void)state;
+    ucx_shared_name_t others[] = {name, name, name, name, name, {0}};
+    others[0].host++;
+    others[1].inode++;
+    others[2].device++;
+    others[3].pid = UINT32_MAX;
+    others[4].fd = 12345;
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        assert_null(ucx_shared_map(&others[i], BYTES));
+    }
+    assert_null(ucx_shared_map(&name, shared.bytes + 1));
+}
+
+// The right name of a file that is not such memory.
+static ucx_shared_name_t name_of(int fd)
+{
+    struct stat file;
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &file), 0);
+    ucx_shared_name_t of = name;
+    of.fd = (uint32_t)fd;
+    of.inode = (uint64_t)file.st_ino;
+    of.device = (uint64_t)file.st_dev;
+    return of;
+}
+
+static void a_file_that_can_be_made_shorter_is_not_mapped(void **state)
+{
+    (void)state;
+    int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(unsealed, BYTES), 0);
+    char path[] = "/tmp/assay-shared-XXXXXX";
+    int plain = mkstemp(path);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(ftruncate(plain, BYTES), 0);
+    int pipes[2];
+    assert_int_equal(pipe(pipes), 0);
+    const int others[] = {unsealed, plain, pipes[0], open("/dev/zero", O_RDONLY)};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        ucx_shared_name_t other = name_of(others[i]);
+        assert_null(ucx_shared_map(&other, BYTES)); // and it does not wait for the pipe's other end
+        close(others[i]);
+    }
+    close(pipes[1]);
+}
+
+static void where_other_transports_are_asked_for_it_is_not_shared(void **state)
+{
+    (void)state;
+    setenv("UCX_TLS", "tcp", 1);
+    assert_null(ucx_shared_map(&name, BYTES));
+    assert_int_equal(ucx_shared_name(&shared).host, 0);
+    setenv("UCX_TLS", "tcp,shm", 1);
+    const void *read = ucx_shared_map(&name, BYTES);
+    assert_non_null(read);
+    ucx_shared_unmap(read, BYTES);
+    unsetenv("UCX_TLS");
+}
+
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(what_is_written_is_read),
+        TEST(nobody_makes_it_shorter),
+        TEST(another_name_is_not_mapped),
+        TEST(a_file_that_can_be_made_shorter_is_not_mapped),
+        TEST(where_other_transports_are_asked_for_it_is_not_shared),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
