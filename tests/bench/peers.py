@@ -104,24 +104,30 @@ ROOM = ["--evict-high=90", "--evict-low=85"]
 class Assay(Server):
     """A scheduler and stores that have joined it. `pid` and `name` (of --store) are those of the first."""
 
-    def __init__(self, ram_mib=192, options=(), host="127.0.0.1", run_in=(), client_in=()):
+    def __init__(self, ram_mib=192, options=(), host="127.0.0.1", run_in=(), client_in=(), scheduler_options=()):
         super().__init__(run_in)
         self.ram_mib, self.options, self.host, self.client_in = ram_mib, list(options), host, list(client_in)
+        self.scheduler_options = list(scheduler_options)
 
     def start(self):
-        scheduler = self.launch(BIN / "assay-scheduler", f"--listen={self.host}:0", f"--http={self.host}:0")
+        scheduler = self.launch(BIN / "assay-scheduler", f"--listen={self.host}:0", f"--http={self.host}:0", *self.scheduler_options)
         self.scheduler = json.loads(self.line(scheduler))["rpc"]
-        store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={self.ram_mib}MiB", *ROOM,
-                            *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *self.options)
-        self.ready, self.pid = json.loads(self.line(store)), store.pid
+        store, self.ready = self.launch_store(self.ram_mib, *self.options)
+        self.pid = store.pid
         wait_until(lambda: self.node() is not None, "the store joins the scheduler")
         self.name = f"{self.node()['node_id']}@{self.ready['data']}"
+
+    def launch_store(self, ram_mib, *options):
+        """A store, and what it says once it is ready."""
+        store = self.launch(BIN / "assay-kvstore", f"--scheduler={self.scheduler}", f"--ram={ram_mib}MiB", "--drain-timeout=0s", *ROOM,
+                            *(f"--{which}-address={self.host}:0" for which in ("data", "rpc", "http")), *options)
+        return store, json.loads(self.line(store))
 
     def node(self):
         """What the scheduler and the store tell of the store, as `assay stat --json` shows it."""
         done = subprocess.run([*self.run_in, BIN / "assay", "stat", "--json", f"--scheduler={self.scheduler}"], capture_output=True)
         nodes = json.loads(done.stdout)["nodes"] if done.returncode == 0 else []
-        return next((node for node in nodes if node["state"] == "alive" and node["store"] is not None), None)
+        return next((node for node in nodes if node["state"] == "alive" and node["node_id"] == self.ready["node_id"] and node["store"]), None)
 
     def load(self, op, tls="tcp", **options):
         """One run of bench_store; tls names the transports (None: all, as a client has them)."""

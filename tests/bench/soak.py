@@ -2,7 +2,8 @@
 """`./dev bench store --soak MINUTES`: one store with a disk, held at 80 % of what it can do for as long as is wanted.
 
 Reads of 1 MiB over TCP from twice as many blocks as RAM holds, beside puts of new ones: so blocks are evicted, brought back
-from disk and overwritten on disk all the time. Judged: no error, the rate is held, memory and descriptors of the store and of
+from disk and overwritten on disk all the time. A second store, which has their second copies, is killed and started empty
+again and again, so the first repairs what was lost. Judged: no error, the rate is held, memory and descriptors of the store and of
 the client do not grow (the line through what they hold, after a fifth of the time in which caches fill).
 """
 import argparse
@@ -19,6 +20,7 @@ RAM_MIB, DISK_MIB, SET_MIB = 128, 1024, 256
 LOAD = {"batch": 1, "slots": 8, "set_mib": SET_MIB, "puts": 15}
 SHARE = 0.8
 GROWTH_MIB_MAX = 8
+MATE_SECONDS_MAX = 40
 REPORT_SECONDS = 2
 
 
@@ -36,7 +38,25 @@ def slope(points):
     return sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else 0.0
 
 
-def watch(store, rate, seconds):
+class Mate:
+    """The second store: from time to time it loses everything."""
+
+    def __init__(self, store, seconds):
+        self.store, self.seconds = store, seconds
+        self.start()
+
+    def start(self):
+        self.child, _ = self.store.launch_store(RAM_MIB)
+        self.began = time.monotonic()
+
+    def turn(self):
+        if time.monotonic() - self.began > self.seconds:
+            self.child.kill()
+            self.child.wait()
+            self.start()
+
+
+def watch(store, rate, seconds, mate):
     """Runs the load; a sample for each report: seconds, what the client counted, what both processes hold."""
     command = [BIN / "bench_store", "--store", store.name, "--op", "mixed", "--pid", store.pid, "--rate", rate, "--seconds", seconds,
                "--report", REPORT_SECONDS, *(part for name, value in LOAD.items() for part in (f"--{name.replace('_', '-')}", value))]
@@ -51,6 +71,7 @@ def watch(store, rate, seconds):
                 break
         else:
             samples.append(sample)
+        mate.turn()
     if child.wait() != 0:
         sys.exit(f"bench store: the load ended with {child.returncode} after {time.monotonic() - began:.0f} s")
     return samples[:-1]  # the client was ending at the last
@@ -69,7 +90,7 @@ def rows(samples, rate, before, after):
     moved = sum(one["read_bytes"] + one["written_bytes"] for one in loads) / sum(one["seconds"] for one in loads)
     table.row("soak_rate_held", moved / rate, 0.95)
     table.row("soak_read_p99_ms", sorted(one["p99_us"] for one in loads)[len(loads) // 2] / 1e3)
-    for what in ("evictions", "promotions"):
+    for what in ("evictions", "promotions", "repaired_blocks"):
         table.row(f"soak_{what}", after[what] - before[what], 1)
 
 
@@ -81,11 +102,11 @@ def main():
     seconds = args.soak * 60
     if seconds < 20:
         parser.error("--soak: give at least 0.4 minutes")
-    with Assay(RAM_MIB, ["--disk=disk", f"--disk-size={DISK_MIB}MiB"]) as store:
+    with Assay(RAM_MIB, ["--disk=disk", f"--disk-size={DISK_MIB}MiB"], scheduler_options=["--replicas=2"]) as store:
         top = store.load("mixed", "tcp", seconds=min(20, seconds / 2), **LOAD)["gb_per_s"] * 1e9
         rate = SHARE * top
         table.say(f"soak: {rate / 1e6:.0f} MB/s of {top / 1e6:.0f} for {seconds:.0f} s")
         before = store.node()["store"]
-        samples = watch(store, rate, seconds)
+        samples = watch(store, rate, seconds, Mate(store, min(MATE_SECONDS_MAX, seconds / 4)))
         rows(samples, rate, before, store.node()["store"])
     return table.show("store", args.json, samples)
