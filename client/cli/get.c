@@ -78,13 +78,21 @@ static int take_arguments(getting_t *getting, int count, char **arguments)
     return 0;
 }
 
-// Writes blocks from the window. False: a message was printed.
+// Writes blocks from the window; a file is made, or overwritten, with the first of them. False: a
+// message was printed.
 static bool write_blocks(getting_t *getting, uint32_t blocks)
 {
+    if (blocks > 0 && !getting->out) {
+        getting->out = strcmp(out_path, "-") == 0 ? stdout : fopen(out_path, "wb");
+        if (!getting->out) {
+            cli_complain("%s: %s", out_path, strerror(errno));
+            return false;
+        }
+    }
     uint64_t left = getting->chain.bytes - getting->written;
     uint64_t bytes = (uint64_t)blocks * getting->block_bytes;
     bytes = bytes < left ? bytes : left;
-    if (fwrite(getting->window, 1, bytes, getting->out) != bytes) {
+    if (bytes > 0 && fwrite(getting->window, 1, bytes, getting->out) != bytes) {
         cli_progress_end(&getting->progress);
         cli_complain("%s: %s", out_path, strerror(errno));
         return false;
@@ -146,19 +154,13 @@ static void print(const getting_t *getting, double seconds)
             cli_bytes((double)getting->written), cli_duration(1e3 * seconds), cli_bytes(rate));
 }
 
-// Returns the exit code.
-static int open_out(getting_t *getting)
+// Whether the bytes may go where they are to go; returns the exit code.
+static int check_out(void)
 {
-    bool is_stdout = strcmp(out_path, "-") == 0;
-    if (is_stdout && (as_json || isatty(STDOUT_FILENO))) {
+    if (strcmp(out_path, "-") == 0 && (as_json || isatty(STDOUT_FILENO))) {
         cli_complain(as_json ? "get: --json prints to stdout, so the bytes need --out=FILE"
                              : "get: these are bytes, which no terminal shows: give --out=FILE");
         return 2;
-    }
-    getting->out = is_stdout ? stdout : fopen(out_path, "wb");
-    if (!getting->out) {
-        cli_complain("%s: %s", out_path, strerror(errno));
-        return 1;
     }
     return 0;
 }
@@ -171,13 +173,13 @@ int cli_get(int argc, char **argv)
         return code;
     }
     code = take_arguments(&getting, argc - rest, argv + rest);
-    code = code ? code : open_out(&getting);
+    code = code ? code : check_out();
     if (code == 0) {
         getting.block_bytes = assay_block_bytes(&getting.chain.shape);
         getting.assay = cli_open(scheduler, run_dir, 0);
         double began_ms = cli_now_ms();
         code = getting.assay && get_all(&getting) ? 0 : 1;
-        if (fflush(getting.out) != 0 && code == 0) {
+        if (getting.out && fflush(getting.out) != 0 && code == 0) {
             cli_complain("%s: %s", out_path, strerror(errno));
             code = 1;
         }

@@ -140,6 +140,8 @@ def test_what_is_not_stored_or_not_sound_is_told(up, file, tmp_path):
     done = up.assay("get", str(broken), f"--out={tmp_path / 'out'}")
     assert done.returncode == 1 and "block 3 of 3 is not stored" in done.stderr
     assert (tmp_path / "out").read_bytes() == file.read_bytes()[:2 << 20]
+    assert up.assay("get", "ab" * 32, f"--out={tmp_path / 'out'}").returncode == 1
+    assert (tmp_path / "out").stat().st_size == 2 << 20  # nothing was had, so it is as it was
     for code, text, arguments in [
         (2, "name one file", ["put"]), (1, "No such file", ["put", "/nowhere"]), (1, "nothing to put", ["put", str(empty)]),
         (2, "give layers", ["put", "--shape=1,2", str(file)]),
