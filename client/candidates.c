@@ -100,13 +100,15 @@ assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block)
 bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id)
 {
     assay_block_t *b = &fetch->blocks[block];
+    // Bytes that its last store still sends must not fall on those of the next: that one is asked later.
+    bool is_free = !b->part && b->reads == 0;
     if (b->everywhere == ASK_UNDER_WAY) {
         if (number_of(fetch, block, node_id) < b->tries) {
             return false; // it has failed before
         }
         bool added = add(fetch, block, node_id);
         b->sure = b->candidates;
-        b->tries += added && !b->part;
+        b->tries += added && is_free;
     }
-    return !b->part;
+    return is_free;
 }

@@ -229,6 +229,15 @@ static bool hello_is_sound(const assay_link_t *link, const as_wire_hello_reply_t
            hello->pool_address + hello->pool_bytes >= hello->pool_address;
 }
 
+// Whether all of the pool that the store speaks of can be read by pointer.
+static bool is_shared(const assay_link_t *link, const void **local_p)
+{
+    const void *last;
+    return link->pool_bytes > 0 &&
+           as_net_rkey_ptr(link->rkey, link->pool_address + link->pool_bytes - 1, &last) == AS_OK &&
+           as_net_rkey_ptr(link->rkey, link->pool_address, local_p) == AS_OK;
+}
+
 static void on_rkey(void *ctx, as_status_t status)
 {
     assay_link_t *link = ctx;
@@ -240,7 +249,7 @@ static void on_rkey(void *ctx, as_status_t status)
             AS_INFO("client", "no one-sided reads from %s: %s", link->store.data_address,
                     as_status_str(unpacked));
             link->rkey = NULL;
-        } else if (as_net_rkey_ptr(link->rkey, link->pool_address, &local) == AS_OK) {
+        } else if (is_shared(link, &local)) {
             link->local = local;
         } else if (!(as_conn_caps(link->conn) & AS_NET_CAP_ONESIDED)) {
             as_net_rkey_free(link->rkey); // the transport would only emulate it
@@ -284,6 +293,7 @@ static void link_hello(assay_link_t *link, const as_wire_hello_reply_t *hello, a
         assay_link_fail(link, hello->status != AS_WIRE_OK ? AS_ERR_DENIED : AS_ERR_UNREACHABLE);
         return;
     }
+    link->denied = false;
     link->pool_address = hello->pool_address;
     link->pool_bytes = hello->pool_bytes;
     link->lease_ms_max = hello->lease_ms_max;

@@ -24,8 +24,8 @@
 #include "common/assert.h"
 #include "common/log.h"
 
-#define CANCEL_GRACE_US                                                                            \
-    100000u // a cancelled fetch lets bytes that are on their way arrive for this long
+// Bytes that are on their way when a fetch ends before its deadline may take this long to arrive.
+#define END_GRACE_US 100000u
 
 static void on_timer(void *ctx);
 static void on_pump(void *ctx);
@@ -379,6 +379,7 @@ void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
     fetch->status = status;
     fetch->hole = status == AS_OK ? 0 : hole;
     assay_read_forget(fetch);
+    as_timer_start(fetch->timer, END_GRACE_US);
     as_loop_post(fetch->client->options.loop,
                  &fetch->pump); // on_done comes from there, or from a later callback
 }
@@ -460,7 +461,6 @@ void assay_fetch_cancel(assay_fetch_t *fetch)
         return;
     }
     assay_fetch_end(fetch, AS_ERR_CANCELLED, 0);
-    as_timer_start(fetch->timer, CANCEL_GRACE_US);
 }
 
 // Bytes that are on their way into the caller's buffer do not come in time: only the end of the

@@ -74,8 +74,15 @@ uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until
         uint64_t half_us = part->lease_until_us - part->lease_us / 2;
         uint64_t next_us = now_us < half_us ? half_us : now_us + part->lease_us / 4 + 1;
         until_us = next_us < until_us ? next_us : until_us;
-        if (now_us < half_us || part->renewal) {
+        if (now_us < half_us) {
             continue;
+        }
+        if (part->renewal && now_us - part->renewal_us < part->lease_us / 4) {
+            continue;
+        }
+        if (part->renewal) { // its answer was lost
+            assay_call_drop(part->renewal);
+            part->renewal = NULL;
         }
         part->renewal_us = now_us;
         const assay_call_params_t params = {part, AS_WIRE_RENEWED, send_renew, on_renewed,

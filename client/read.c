@@ -113,6 +113,7 @@ static void wake_all(assay_fetch_t *own)
 
 void assay_read_forget(assay_fetch_t *fetch)
 {
+    bool some = fetch->reads != NULL;
     for (assay_read_t *read = fetch->reads, *next; read; read = next) {
         next = read->next;
         if (read->state == READ_ASKED) {
@@ -120,6 +121,9 @@ void assay_read_forget(assay_fetch_t *fetch)
             assay_rate_reset(read->part->link); // nobody waits to see how long it takes
             read_give(read);
         }
+    }
+    if (some) {
+        wake_all(fetch);
     }
 }
 
@@ -432,9 +436,9 @@ static bool has_room(const assay_part_t *part)
     for (uint32_t i = part->fetch->args.urgency; i < ASSAY_URGENCY_COUNT; i++) {
         bytes += link->urgent_bytes[i];
     }
-    return part->outstanding == 0 ||
-           (link->reads_in_flight < link->asks_max && bytes < client->options.bytes_in_flight_max &&
-            part->outstanding_bytes < share_bytes(part));
+    bool is_within =
+        bytes < client->options.bytes_in_flight_max && part->outstanding_bytes < share_bytes(part);
+    return link->reads_in_flight < link->asks_max && (part->outstanding == 0 || is_within);
 }
 
 // Starts one read. False: no room for more now.

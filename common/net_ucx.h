@@ -136,9 +136,10 @@ _Static_assert(sizeof(ucx_shared_name_t) == 32, "layout on the wire");
 as_status_t ucx_shared_alloc(ucx_shared_t *shared, size_t bytes) AS_MUST_USE;
 void ucx_shared_free(ucx_shared_t *shared);
 ucx_shared_name_t ucx_shared_name(const ucx_shared_t *shared);
-// Its first `bytes`, to be read only; NULL: it is on another host, or is not what the name says.
-const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes);
-void ucx_shared_unmap(const void *memory, size_t bytes); // NULL is fine
+// All of it, at least `bytes`, to be read only; *mapped_p: how much. NULL: it is on another host, or is
+// not what the name says.
+const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *mapped_p);
+void ucx_shared_unmap(const void *memory, size_t mapped); // NULL is fine
 
 // net_ucx_context.c: what all nets of the process share.
 bool ucx_shares_memory(void); // the operator has not asked for other transports only

@@ -70,13 +70,16 @@ static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *fun
 bool ucx_shares_memory(void)
 {
     const char *transports = getenv("UCX_TLS");
-    static const char *const sharing[] = {NO_SHARED_MESSAGES, "all", "shm", "sm", "posix", "sysv"};
-    for (size_t i = 0; transports && i < sizeof(sharing) / sizeof(sharing[0]); i++) {
+    static const char *const sharing[] = {"all", "shm", "sm", "posix", "sysv"};
+    if (!transports || strcmp(transports, NO_SHARED_MESSAGES) == 0) {
+        return true;
+    }
+    for (size_t i = 0; transports[0] != '^' && i < sizeof(sharing) / sizeof(sharing[0]); i++) {
         if (strstr(transports, sharing[i])) {
             return true;
         }
     }
-    return !transports;
+    return false;
 }
 
 static as_status_t context_make(void)

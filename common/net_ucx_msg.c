@@ -72,6 +72,7 @@ typedef struct ucx_rkey {
     const as_conn_t *conn; // only compared: it may be gone
     ucp_rkey_h handle;
     const char *local; // the memory in our address space; NULL if it is not shared
+    size_t mapped;     // of it
     uint64_t address;
     uint64_t bytes;
 } ucx_rkey_t;
@@ -464,7 +465,7 @@ as_status_t ucx_rkey_unpack(as_conn_t *conn_head, const void *bytes, size_t byte
         as_mem_free(rkey);
         return AS_ERR_PROTOCOL;
     }
-    rkey->local = ucx_shared_map(&packed.shared, packed.bytes);
+    rkey->local = ucx_shared_map(&packed.shared, packed.bytes, &rkey->mapped);
     if (rkey->local || conn_has_rdma(conn)) {
         conn->head.caps |= AS_NET_CAP_ONESIDED;
     }
@@ -482,7 +483,7 @@ void ucx_rkey_free(as_net_rkey_t *head)
 {
     ucx_rkey_t *rkey = (ucx_rkey_t *)head;
     ucp_rkey_destroy(rkey->handle);
-    ucx_shared_unmap(rkey->local, rkey->bytes);
+    ucx_shared_unmap(rkey->local, rkey->mapped);
     rkey->net->mem_count--;
     as_mem_free(rkey);
 }

@@ -16,10 +16,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/assert.h"
 #include "common/log.h"
 #include "common/net_ucx.h"
 
 #define HUGE_BYTES ((size_t)2 << 20)
+#ifdef F_SEAL_FUTURE_WRITE // mappings that are there stay as they are, later ones can only be read
+#define READ_ONLY F_SEAL_FUTURE_WRITE
+#else
+#define READ_ONLY 0
+#endif
 
 // The same for all processes that see each other under /proc, and for no others.
 static uint64_t host_id(void)
@@ -43,19 +49,28 @@ static uint64_t host_id(void)
     return hash | 1;
 }
 
+static void close_if_open(int fd)
+{
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
 static as_status_t shared_make(ucx_shared_t *shared, size_t bytes, unsigned flags)
 {
     size_t page = flags & MFD_HUGETLB ? HUGE_BYTES : (size_t)sysconf(_SC_PAGESIZE);
     size_t whole = (bytes + page - 1) / page * page;
     int fd = memfd_create("assay-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
-    if (fd < 0 || ftruncate(fd, (off_t)whole) != 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-        close(fd);
-        return AS_ERR_NO_MEMORY;
+    void *memory = MAP_FAILED;
+    if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0) {
+        memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
-    void *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (memory == MAP_FAILED) {
-        close(fd);
+    if (memory == MAP_FAILED ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | READ_ONLY | F_SEAL_SEAL) != 0) {
+        if (memory != MAP_FAILED) {
+            munmap(memory, whole);
+        }
+        close_if_open(fd);
         return AS_ERR_NO_MEMORY;
     }
     *shared = (ucx_shared_t){fd, memory, whole};
@@ -87,34 +102,36 @@ ucx_shared_name_t ucx_shared_name(const ucx_shared_t *shared)
                                (uint32_t)getpid(), (uint32_t)shared->fd};
 }
 
-const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes)
+const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *mapped_p)
 {
     if (name->host == 0 || name->host != host_id() || !ucx_shares_memory()) {
         return NULL;
     }
     char path[64];
     snprintf(path, sizeof(path), "/proc/%u/fd/%u", name->pid, name->fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat file;
     if (fd < 0 || fstat(fd, &file) != 0) {
         AS_INFO("net", "the memory of process %u cannot be shared: %s is not to be opened",
                 name->pid, path);
-        close(fd);
+        close_if_open(fd);
         return NULL;
     }
     int seals = fcntl(fd, F_GET_SEALS);
     void *memory = MAP_FAILED;
     if (seals >= 0 && (seals & F_SEAL_SHRINK) && (uint64_t)file.st_ino == name->inode &&
         (uint64_t)file.st_dev == name->device && (uint64_t)file.st_size >= bytes) {
-        memory = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+        *mapped_p = (size_t)file.st_size; // whole pages, of whatever size they are
+        memory = mmap(NULL, *mapped_p, PROT_READ, MAP_SHARED, fd, 0);
     }
     close(fd);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-void ucx_shared_unmap(const void *memory, size_t bytes)
+void ucx_shared_unmap(const void *memory, size_t mapped)
 {
     if (memory) {
-        munmap((void *)(uintptr_t)memory, bytes);
+        int failed = munmap((void *)(uintptr_t)memory, mapped);
+        AS_ASSERT(!failed);
     }
 }

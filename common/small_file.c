@@ -18,7 +18,9 @@ bool as_file_changed(const char *path, as_file_stamp_t *stamp)
                             .inode = now.st_ino,
                             .bytes = (uint64_t)now.st_size,
                             .modified_ns =
-                                (int64_t)now.st_mtim.tv_sec * 1000000000 + now.st_mtim.tv_nsec};
+                                (int64_t)now.st_mtim.tv_sec * 1000000000 + now.st_mtim.tv_nsec,
+                            .status_ns = // of its owner and rights, too
+                            (int64_t)now.st_ctim.tv_sec * 1000000000 + now.st_ctim.tv_nsec};
     bool changed = memcmp(&seen, stamp, sizeof(seen)) != 0;
     *stamp = seen;
     return changed;

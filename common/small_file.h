@@ -11,10 +11,10 @@
 // What a file was when it was last looked at. Begin with {0}: then it has changed.
 typedef struct as_file_stamp {
     uint64_t device, inode, bytes;
-    int64_t modified_ns;
+    int64_t modified_ns, status_ns;
 } as_file_stamp_t;
 
-// Whether the file is another one than at the last look, by its name, size or time. One that is not
+// Whether the file is another one than at the last look, by its name, size, rights or times. One that is not
 // there has not changed.
 bool as_file_changed(const char *path, as_file_stamp_t *stamp);
 // Reads a file of at most bytes_max into `text`, which has room for one byte more: its end. On an

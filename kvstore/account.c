@@ -7,6 +7,7 @@
 
 #include "common/assert.h"
 #include "common/mem.h"
+#include "common/siphash.h"
 
 #define NONE KVS_ACCOUNT_NONE
 
@@ -68,7 +69,10 @@ kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i)
 
 static uint32_t *bucket_of(const kvs_accounts_t *accounts, const kvs_owner_t *owner)
 {
-    uint64_t hash = as_key_hash(&owner->namespace_key) + owner->tenant * 0x9e3779b9ull;
+    uint8_t bytes[sizeof(owner->tenant) + sizeof(owner->namespace_key)];
+    memcpy(bytes, &owner->tenant, sizeof(owner->tenant));
+    memcpy(bytes + sizeof(owner->tenant), &owner->namespace_key, sizeof(owner->namespace_key));
+    uint64_t hash = as_siphash_own(bytes, sizeof(bytes));
     return &accounts->buckets[hash & accounts->mask];
 }
 

@@ -26,7 +26,9 @@ static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
         if (!same_shape || digest != ask->digest) {
             return AS_ERR_CONFLICT;
         }
-        kvs_suspect(store, block);
+        if (!(ask->flags & AS_WIRE_COPY)) { // another store only asks
+            kvs_suspect(store, block);
+        }
         return AS_ERR_EXISTS;
     }
     bool is_copy = ask->flags & AS_WIRE_COPY;

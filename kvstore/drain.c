@@ -40,7 +40,8 @@ struct kvs_drain {
     uint32_t again; // of this round: the first so many of `order` are to be tried again
     uint32_t under_way;
     size_t under_way_bytes;
-    uint64_t began_us, until_us, progress_us, parting_us;
+    uint64_t began_us, handing_us, until_us, progress_us, parting_us;
+    bool listing_late;  // what was sealed since handing_us
     uint64_t looked_us; // when somebody last asked how far it is
     bool told_leaving;
 };
@@ -98,7 +99,7 @@ static as_status_t order_make(kvs_drain_t *drain)
     as_status_t status = blocks && is_in && drain->order ? AS_OK : AS_ERR_NO_MEMORY;
     for (uint32_t id = 0; status == AS_OK && id < all; id++) {
         const kvs_block_t *block = kvs_index_at(index, id);
-        if (is_wanted(block)) {
+        if (is_wanted(block) && (!drain->listing_late || block->sealed_us >= drain->handing_us)) {
             blocks[count++] = (used_t){id, block->used};
             drain->stat.bytes += block->bytes;
         }
@@ -109,7 +110,7 @@ static as_status_t order_make(kvs_drain_t *drain)
     for (uint32_t i = 0; i < count; i++) {
         order_add(drain, blocks[i].id, is_in);
     }
-    drain->stat.blocks = count;
+    drain->stat.blocks += count;
     as_mem_free(blocks);
     as_mem_free(is_in);
     return status;
@@ -229,6 +230,19 @@ static bool hand_one(kvs_drain_t *drain)
     return true;
 }
 
+// What was reserved before the drain began may be sealed while it hands over: once nothing is reserved
+// any more, that is handed too. False: there is none, or no memory to list it.
+static bool list_late(kvs_drain_t *drain)
+{
+    if (drain->listing_late) {
+        return false;
+    }
+    drain->listing_late = true;
+    as_mem_free(drain->order);
+    drain->count = drain->next = 0;
+    return order_make(drain) == AS_OK && drain->count > 0;
+}
+
 static void hand_some(kvs_drain_t *drain)
 {
     for (uint32_t looks = 0; drain->next < drain->count && drain->under_way < UNDER_WAY; looks++) {
@@ -239,7 +253,11 @@ static void hand_some(kvs_drain_t *drain)
     if (now(drain) >= drain->progress_us + STALL_US) {
         part(drain, "no store has taken a block for a while");
     } else if (drain->next == drain->count && drain->under_way == 0 && drain->again == 0) {
-        part(drain, "done");
+        if (kvs_puts_count(drain->store->puts) == 0 && !list_late(drain)) {
+            part(drain, "done");
+        } else {
+            as_timer_start(drain->timer, LOOK_US);
+        }
     } else if (drain->next == drain->count && drain->under_way == 0) { // another round
         drain->count = drain->again;
         drain->next = drain->again = 0;
@@ -253,7 +271,7 @@ static void hand_begin(kvs_drain_t *drain)
 {
     kvs_store_t *store = drain->store;
     drain->phase = HANDING;
-    drain->progress_us = now(drain);
+    drain->progress_us = drain->handing_us = now(drain);
     if (kvs_peers_others(store) == 0) {
         drain->stat.blocks = kvs_index_count(store->index, KVS_SEALED);
         part(drain, "there is no other store to hand blocks to; ended");
@@ -272,9 +290,9 @@ void kvs_drain_on_peers(kvs_store_t *store, bool told)
     kvs_drain_t *drain = store->drain;
     if (drain->phase == TELLING && told) {
         hand_begin(drain);
-    } else if (drain->phase == HANDING && kvs_peers_others(store) == 0) {
-        part(drain, "the last store to hand blocks to has gone; ended");
-    }
+    } else if (drain->phase == HANDING && kvs_peers_all_drain(store)) {
+        part(drain, "all other stores drain, too; ended");
+    } // a list of nobody else may be that of a scheduler that has just started: hand_some waits
 }
 
 // ---- its life

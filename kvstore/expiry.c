@@ -35,7 +35,8 @@ uint64_t kvs_expiry_at(const kvs_store_t *store, uint32_t ttl_ms)
 
 uint64_t kvs_expiry_left_us(const kvs_store_t *store, const kvs_spec_t *spec)
 {
-    return spec->expires_us > now(store) ? spec->expires_us - now(store) : 0;
+    uint64_t now_us = now(store);
+    return spec->expires_us > now_us ? spec->expires_us - now_us : 0;
 }
 
 static bool is_over(const kvs_store_t *store, const kvs_spec_t *spec)

@@ -5,7 +5,9 @@
 #define KVS_INDEX_H
 
 #include <stdbool.h>
+#include <string.h>
 #include "common/block.h"
+#include "common/siphash.h"
 #include "kvstore/account.h"
 #include "kvstore/ghost.h"
 #include "kvstore/kvstore.h"
@@ -39,11 +41,15 @@ static inline kvs_realm_t kvs_realm_of(const kvs_spec_t *spec)
     return kvs_realm(spec->tenant, spec->kind);
 }
 
-// For tables: spreads over all 64 bits.
+// For tables. Keys are what clients say: with a hash that they can compute, one tenant would have its
+// questions walk over another's entries and see by the time whether there are any, or put all of its own
+// into one bucket.
 static inline uint64_t kvs_realm_hash(kvs_realm_t realm, const as_key_t *key)
 {
-    uint64_t mixed = realm * 0x9e3779b97f4a7c15ull;
-    return as_key_hash(key) ^ mixed ^ mixed >> 32;
+    uint8_t bytes[sizeof(realm) + sizeof(*key)];
+    memcpy(bytes, &realm, sizeof(realm));
+    memcpy(bytes + sizeof(realm), key, sizeof(*key));
+    return as_siphash_own(bytes, sizeof(bytes));
 }
 
 typedef struct kvs_links {

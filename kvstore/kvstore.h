@@ -59,6 +59,8 @@ typedef struct kvs_store_options {
     uint32_t connections_max;
     uint64_t lease_us_max;
     uint64_t reservation_us;
+    uint64_t
+        stall_us; // a peer that takes and sends nothing of what is under way loses its connection
     uint32_t evict_high_percent;     // above this share of the pool eviction begins
     uint32_t evict_low_percent;      // and at this it ends
     uint32_t pin_percent;            // of the pool that hard pins may have

@@ -167,6 +167,12 @@ uint32_t kvs_peers_others(const kvs_store_t *store)
     return others;
 }
 
+bool kvs_peers_all_drain(const kvs_store_t *store)
+{
+    const kvs_peers_t *peers = store->peers;
+    return peers->present_count > 1 && !peers->doubtful && kvs_peers_others(store) == 0;
+}
+
 bool kvs_peers_doubtful(const kvs_store_t *store)
 {
     return store->peers->doubtful;
@@ -259,6 +265,10 @@ static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_
     kvs_store_t *store = push->store;
     kvs_peers_t *peers = store->peers;
     uint64_t left_ms = (kvs_expiry_left_us(store, spec) + 999) / 1000;
+    if (spec->expires_us != 0 && left_ms == 0) { // a time to live of 0 would be for ever
+        as_pool_give(peers->pushes, push);
+        return AS_ERR_NOT_FOUND;
+    }
     const assay_put_args_t args = {
         .shape = {spec->layers, 1, 1, 16, spec->tokens, AS_ELEMENT_F16},
         .namespace_key = spec->namespace_key,

@@ -244,7 +244,7 @@ static void put_drop(put_t *put)
 
 void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
 {
-    for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
+    for (uint32_t slot = 0, left = puts->used; left > 0 && slot < puts->max; slot++) {
         put_t *put = &puts->slots[slot];
         if (put->state == FREE) {
             continue;

@@ -24,6 +24,7 @@ static const int64_t WEIGHTS[AS_WIRE_CLASS_COUNT] = {
 typedef struct kvs_read {
     kvs_conn_t *conn;
     struct kvs_read *next; // of its class, while it waits
+    uint64_t lease_id;
     as_wire_ask_t ask;
     uint32_t count; // blocks
     uint32_t blocks[AS_WIRE_EXTENTS_MAX];
@@ -204,6 +205,23 @@ void kvs_reads_end_conn(kvs_conn_t *conn)
     }
 }
 
+void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id)
+{
+    for (uint32_t i = 0; i < AS_WIRE_CLASS_COUNT; i++) {
+        read_t *waiting = conn->turns.first[i];
+        conn->turns.first[i] = conn->turns.last[i] = NULL;
+        for (read_t *next; waiting; waiting = next) {
+            next = waiting->next;
+            waiting->next = NULL;
+            if (waiting->lease_id == lease_id) {
+                read_end(waiting);
+            } else {
+                wait_turn(waiting, i);
+            }
+        }
+    }
+}
+
 // ---- serving
 
 static void take_ask(kvs_conn_t *conn, const as_wire_read_t *ask, uint32_t i)
@@ -215,6 +233,7 @@ static void take_ask(kvs_conn_t *conn, const as_wire_read_t *ask, uint32_t i)
         return;
     }
     read->conn = conn;
+    read->lease_id = ask->lease_id;
     read->ask = ask->asks[i];
     conn->reads++;
     kvs_conn_hold(conn);

@@ -39,6 +39,7 @@ struct kvs_repair {
     uint32_t cursor; // of the index, or of the disk
     uint32_t under_way;
     uint32_t failed, retries;
+    uint64_t began_us;
     uint64_t pending; // blocks of which nothing is known yet, about
     uint64_t repaired, bytes, kept;
     kvs_pace_t pace;
@@ -80,6 +81,7 @@ static void begin(kvs_repair_t *repair)
     kvs_tier_stat(store, &disk);
     uint64_t in_ram = kvs_index_count(store->index, KVS_SEALED);
     repair->phase = IN_RAM_FIRST;
+    repair->began_us = now(repair);
     repair->cursor = repair->failed = 0;
     repair->repaired = repair->bytes = repair->kept = 0;
     repair->pace.due_us = now(repair);
@@ -115,6 +117,13 @@ static void turn_after(kvs_repair_t *repair, uint64_t bytes)
     }
 }
 
+// Whether asking again may help: not where the other store has its reasons, or the block is gone.
+static bool may_go_later(as_status_t status)
+{
+    return status != AS_OK && status != AS_ERR_EXISTS && status != AS_ERR_CONFLICT &&
+           status != AS_ERR_LIMIT && status != AS_ERR_NOT_FOUND;
+}
+
 static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
 {
     kvs_repair_t *repair = ctx;
@@ -128,7 +137,7 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
         kvs_count(&repair->store->counted.repaired_bytes, KVS_METRIC_REPAIRED_BYTES, bytes);
     }
     repair->kept += status == AS_ERR_EXISTS;
-    repair->failed += status != AS_OK && status != AS_ERR_EXISTS;
+    repair->failed += may_go_later(status);
     set_pending(repair, repair->pending > 0 ? repair->pending - 1 : 0);
     if (!block) {
         as_mem_free(repair->image);
@@ -172,7 +181,8 @@ static bool ram_turn(kvs_repair_t *repair)
 static void on_read(void *ctx, as_status_t status)
 {
     kvs_repair_t *repair = ctx;
-    bool goes_on = status == AS_OK && !repair->stopped && repair->phase == ON_DISK;
+    bool is_there = kvs_tier_find(repair->store, &repair->spec.key, kvs_realm_of(&repair->spec));
+    bool goes_on = status == AS_OK && is_there && !repair->stopped && repair->phase == ON_DISK;
     if (goes_on &&
         kvs_push_image(repair->store, &repair->spec, repair->image, on_pushed, repair) == AS_OK) {
         return;
@@ -193,7 +203,8 @@ static bool disk_turn(kvs_repair_t *repair)
         if (!spec) {
             return false;
         }
-        bool is_in_ram = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
+        const kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
+        bool is_in_ram = block && block->sealed_us < repair->began_us; // else it was not looked at
         if (!is_in_ram && spec->kind == AS_WIRE_FULL &&
             kvs_peers_share(store, spec->place).copies > 0) {
             break;

@@ -53,14 +53,38 @@ static void free_if_unheld(kvs_conn_t *conn)
 
 void kvs_conn_hold(kvs_conn_t *conn)
 {
-    conn->ops++;
+    if (conn->ops++ == 0) {
+        conn->progress_us = as_loop_now_us(conn->store->options.loop);
+        kvs_store_watch(conn->store);
+    }
 }
 
 void kvs_conn_drop(kvs_conn_t *conn)
 {
     AS_ASSERT(conn->ops > 0);
     conn->ops--;
+    conn->progress_us = as_loop_now_us(conn->store->options.loop);
     free_if_unheld(conn);
+}
+
+// A peer that is stopped, or wants to hurt, neither takes what it asked for nor sends what it
+// announced, and no network reports it. What is kept for it would be kept for ever.
+bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
+{
+    bool busy = false;
+    for (kvs_conn_t *conn = store->conns, *next; conn; conn = next) {
+        next = conn->next;
+        if (conn->ops > 0 && now_us - conn->progress_us >= store->options.stall_us) {
+            AS_WARN("kvstore",
+                    "connection closed: its peer has neither taken nor sent anything for %llu s",
+                    (unsigned long long)(store->options.stall_us / 1000000));
+            as_metric_add(&kvs_metrics[KVS_METRIC_STALLS], 1);
+            kvs_conn_close(conn);
+        } else {
+            busy |= conn->ops > 0;
+        }
+    }
+    return busy;
 }
 
 void kvs_conn_close(kvs_conn_t *conn)
@@ -144,6 +168,7 @@ static void deny_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
     conn->greeted = false;
     kvs_lease_end_owner(conn->store->leases, &conn->leases);
     kvs_puts_end_conn(conn);
+    kvs_reads_end_conn(conn);
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
@@ -330,7 +355,7 @@ bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us)
 void kvs_locate_answer(kvs_locate_t *locate)
 {
     kvs_conn_t *conn = locate->conn;
-    if (!conn->net) {
+    if (!conn->net || !conn->greeted) { // or denied since it asked
         locate_give(locate);
         return;
     }
@@ -370,6 +395,15 @@ static void serve_renew(kvs_conn_t *conn, const as_wire_renew_t *ask)
         reply.lease_ms = (uint32_t)((granted_us < lease_us ? granted_us : lease_us) / 1000);
     }
     kvs_conn_reply(conn, &reply, sizeof(reply));
+}
+
+// Its fetch is over: what it asked for and was not sent yet is of no use to anybody.
+static void serve_release(kvs_conn_t *conn, const as_wire_release_t *release)
+{
+    kvs_conn_hold(conn);
+    kvs_reads_end_lease(conn, release->lease_id);
+    kvs_lease_end(conn->store->leases, &conn->leases, release->lease_id);
+    kvs_conn_drop(conn);
 }
 
 static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_msg_t *msg)
@@ -475,8 +509,7 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         serve_renew(conn, msg->header);
         break;
     case AS_WIRE_RELEASE:
-        kvs_lease_end(conn->store->leases, &conn->leases,
-                      ((const as_wire_release_t *)msg->header)->lease_id);
+        serve_release(conn, msg->header);
         break;
     case AS_WIRE_RESERVE:
         serve_reserve(conn, msg->header);

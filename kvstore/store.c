@@ -26,6 +26,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .connections_max = 4096,
         .lease_us_max = 30000000,
         .reservation_us = 10000000,
+        .stall_us = 60000000,
         .evict_high_percent = 95,
         .evict_low_percent = 90,
         .pin_percent = 25,
@@ -45,7 +46,7 @@ static as_status_t options_check(const kvs_store_options_t *options)
     } else if (options->ram_bytes < 16 * KVS_POOL_GRAIN_BYTES) {
         wrong = "ram must be at least 64KiB";
     } else if (options->leases_max == 0 || options->reservations_max == 0 ||
-               options->reads_max == 0 || options->connections_max == 0 ||
+               options->reads_max == 0 || options->connections_max == 0 || options->stall_us == 0 ||
                options->blocks_max > BLOCKS_LIMIT * 16) {
         wrong = "a limit is 0 or too large";
     } else if (options->lease_us_max < 1000 ||
@@ -123,6 +124,7 @@ static void on_sweep(void *ctx)
     kvs_leases_sweep(store->leases, now_us);
     kvs_puts_sweep(store->puts, now_us);
     bool waiting = kvs_locates_sweep(store, now_us);
+    waiting |= kvs_conns_sweep(store, now_us);
     waiting |= kvs_expire_some(store);
     kvs_store_gauge(store);
     store->sweeping =

@@ -51,6 +51,7 @@ typedef enum kvs_metric {
     KVS_METRIC_DENIED_RIGHT,
     KVS_METRIC_BUSY,
     KVS_METRIC_PROTOCOL_ERRORS,
+    KVS_METRIC_STALLS,
     KVS_METRIC_BLOCKS,
     KVS_METRIC_USED_BYTES,
     KVS_METRIC_POOL_BYTES,
@@ -103,8 +104,9 @@ typedef struct kvs_conn {
     // of its token (admit.c)
     uint32_t tenant, rights, key_id;
     uint64_t until_us, accepted_us;
-    uint32_t ops;   // callbacks that will still come with this connection
-    uint32_t reads; // answers to READ, waiting or being sent
+    uint32_t ops;         // callbacks that will still come with this connection
+    uint64_t progress_us; // when the last of them came, or the first was begun
+    uint32_t reads;       // answers to READ, waiting or being sent
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
@@ -204,6 +206,8 @@ void kvs_locate_answer(kvs_locate_t *locate);
 bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us);
 void kvs_conn_close(
     kvs_conn_t *conn); // ends its leases and reservations; the pointer may be dead after it
+// Closes those of which nothing has come to an end for too long; whether something is under way.
+bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us);
 void kvs_conn_hold(kvs_conn_t *conn); // a callback will come with it
 void kvs_conn_drop(kvs_conn_t *conn);
 void kvs_conn_offend(kvs_conn_t *conn, const char *what); // broke the protocol: closed
@@ -212,7 +216,8 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
 // read.c
 as_status_t kvs_reads_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read);
-void kvs_reads_end_conn(kvs_conn_t *conn); // those that wait
+void kvs_reads_end_conn(kvs_conn_t *conn);                     // those that wait
+void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id); // of those, of one fetch: it is over
 
 // put.c: the write path.
 as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p) AS_MUST_USE;
@@ -296,6 +301,8 @@ void kvs_peers_set_replicas(kvs_store_t *store, uint32_t replicas);
 uint32_t kvs_peers_replicas(const kvs_store_t *store);
 uint32_t kvs_peers_others(const kvs_store_t *store); // where blocks are placed, but for this one
 bool kvs_peers_doubtful(const kvs_store_t *store);   // one may be gone, or not
+bool kvs_peers_all_drain(
+    const kvs_store_t *store); // there are others, and no block is placed there
 // What this store is for the copies of a block.
 typedef struct kvs_share {
     uint32_t rank;   // 0: the best; at least the number of stores where nothing is placed here

@@ -89,7 +89,8 @@ void kvs_suspect(kvs_store_t *store, const kvs_block_t *block)
     }
     for (uint32_t i = 0; i < suspects->count; i++) {
         const suspect_t *known = &suspects->ring[(suspects->first + i) % SUSPECTS_MAX];
-        if (as_key_equal(&known->key, &block->spec.key)) {
+        if (known->realm == kvs_realm_of(&block->spec) &&
+            as_key_equal(&known->key, &block->spec.key)) {
             return;
         }
     }

@@ -151,6 +151,46 @@ static void of_two_stores_the_dead_one_makes_the_hole(void **state)
     fetch_free(&result);
 }
 
+// Its process is stopped: no network tells. What the store keeps for it would be kept for ever.
+static void a_client_that_stands_still_is_let_go(void **state)
+{
+    (void)state;
+    for (int reading = 0; reading < 2; reading++) {
+        world_options_t options = short_timeouts(1);
+        options.messages = true;
+        options.store.stall_us = 3000000;
+        world_open(&world, &options);
+        put_chain(&world, 8);
+        kvs_stat_t stat;
+        put_result_t put = {0};
+        fetch_result_t fetch = {0};
+        assay_put_t *putting;
+        const as_sim_faults_t slow = {
+            .delay_us_min = 100, .delay_us_max = 100, .bandwidth_bytes_per_s = 20000};
+        as_sim_set_faults(world.sim, &slow); // 4 KiB take 200 ms
+        if (reading) {
+            assert_int_equal(fetch_begin(&world, (fetch_ask_t){.count = 8}, &fetch), AS_OK);
+        } else {
+            assert_int_equal(put_start(&world, 9, 60000000, &put, &putting), AS_OK);
+        }
+        do {
+            as_loop_run_once(world.loop, true);
+            kvs_store_stat(world.stores[0], &stat);
+        } while (stat.leases + stat.reservations == 0);
+        world_pass(&world, 100000);
+        as_sim_stop(world.sim, world.client_net);
+        world_pass(&world, 10000000);
+        kvs_store_stat(world.stores[0], &stat);
+        assert_int_equal(stat.leases + stat.reservations + stat.pins + stat.dying, 0);
+        as_sim_resume(world.sim, world.client_net);
+        assert_true(world_run(&world, reading ? &fetch.done : &put.done));
+        fetch_free(&fetch);
+        if (!reading) {
+            world_close(&world);
+        }
+    }
+}
+
 static void a_lease_is_renewed_for_as_long_as_it_is_needed(void **state)
 {
     (void)state;
@@ -466,6 +506,7 @@ int main(void)
         TEST(a_stopped_store_costs_a_put_its_deadline_at_most),
         TEST(a_store_killed_in_mid_fetch_leaves_a_hole_and_is_not_tried_at_once),
         TEST(of_two_stores_the_dead_one_makes_the_hole),
+        TEST(a_client_that_stands_still_is_let_go),
         TEST(a_lease_is_renewed_for_as_long_as_it_is_needed),
         TEST(a_lease_that_expires_under_a_read_is_a_hole),
         TEST(a_block_dropped_under_a_lease_stays_readable_until_its_end),

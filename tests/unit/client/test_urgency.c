@@ -96,12 +96,34 @@ static void what_is_loaded_in_bulk_goes_on_beside_what_is_urgent(void **state)
     fetch_free(&urgent);
 }
 
+static void what_a_fetch_that_is_over_had_asked_for_is_not_sent(void **state)
+{
+    (void)state;
+    begin();
+    kvs_stat_t stat;
+    fetch_result_t many;
+    assert_int_equal(
+        fetch_begin(&world, (fetch_ask_t){.count = BULK_BLOCKS, .deadline_us = WAIT_US}, &many),
+        AS_OK);
+    while (assay_fetch_bytes(many.fetch) < 1u << 20) {
+        assert_true(as_loop_run_once(world.loop, true));
+    }
+    assay_fetch_cancel(many.fetch); // with 8 MiB asked for
+    assert_true(world_run(&world, &many.done));
+    world_pass(&world, 3000000);
+    kvs_store_stat(world.stores[0], &stat);
+    assert_in_range(stat.bytes_read, 1u << 20, 7u << 19); // what was at the network is
+    assert_int_equal(stat.pins + stat.leases, 0);
+    fetch_free(&many);
+}
+
 #define TEST(name) cmocka_unit_test_teardown(name, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(what_a_decode_step_waits_for_overtakes_what_is_loaded_in_bulk),
+        TEST(what_a_fetch_that_is_over_had_asked_for_is_not_sent),
         TEST(what_is_loaded_in_bulk_goes_on_beside_what_is_urgent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -18,6 +18,7 @@
 
 static ucx_shared_t shared;
 static ucx_shared_name_t name;
+static size_t mapped;
 
 static int setup(void **state)
 {
@@ -38,21 +39,24 @@ static void what_is_written_is_read(void **state)
 {
     (void)state;
     assert_true(shared.bytes >= BYTES && (uintptr_t)shared.memory % 4096 == 0);
-    const unsigned char *read = ucx_shared_map(&name, BYTES);
+    const unsigned char *read = ucx_shared_map(&name, BYTES, &mapped);
     assert_non_null(read);
     assert_ptr_not_equal(read, shared.memory);
     assert_int_equal(read[BYTES - 1], 0);
     memset(shared.memory, 7, BYTES);
     assert_int_equal(read[BYTES - 1], 7);
     assert_int_equal(mprotect((void *)(uintptr_t)read, BYTES, PROT_READ | PROT_WRITE), -1);
-    ucx_shared_unmap(read, BYTES);
-    ucx_shared_unmap(NULL, BYTES);
+    ucx_shared_unmap(read, mapped);
+    ucx_shared_unmap(NULL, 0);
 }
 
-static void nobody_makes_it_shorter(void **state)
+static void nobody_else_makes_it_shorter_or_writes_it(void **state)
 {
     (void)state;
     assert_int_equal(ftruncate(shared.fd, 1), -1);
+    assert_ptr_equal(mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd, 0),
+                     MAP_FAILED);
+    memset(shared.memory, 1, BYTES); // its owner does
 }
 
 static void another_name_is_not_mapped(void **state)
@@ -65,9 +69,9 @@ static void another_name_is_not_mapped(void **state)
     others[3].pid = UINT32_MAX;
     others[4].fd = 12345;
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        assert_null(ucx_shared_map(&others[i], BYTES));
+        assert_null(ucx_shared_map(&others[i], BYTES, &mapped));
     }
-    assert_null(ucx_shared_map(&name, shared.bytes + 1));
+    assert_null(ucx_shared_map(&name, shared.bytes + 1, &mapped));
 }
 
 // The right name of a file that is not such memory.
@@ -97,7 +101,8 @@ static void a_file_that_can_be_made_shorter_is_not_mapped(void **state)
     const int others[] = {unsealed, plain, pipes[0], open("/dev/zero", O_RDONLY)};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         ucx_shared_name_t other = name_of(others[i]);
-        assert_null(ucx_shared_map(&other, BYTES)); // and it does not wait for the pipe's other end
+        assert_null(ucx_shared_map(&other, BYTES,
+                                   &mapped)); // and it does not wait for the pipe's other end
         close(others[i]);
     }
     close(pipes[1]);
@@ -107,12 +112,12 @@ static void where_other_transports_are_asked_for_it_is_not_shared(void **state)
 {
     (void)state;
     setenv("UCX_TLS", "tcp", 1);
-    assert_null(ucx_shared_map(&name, BYTES));
+    assert_null(ucx_shared_map(&name, BYTES, &mapped));
     assert_int_equal(ucx_shared_name(&shared).host, 0);
     setenv("UCX_TLS", "tcp,shm", 1);
-    const void *read = ucx_shared_map(&name, BYTES);
+    const void *read = ucx_shared_map(&name, BYTES, &mapped);
     assert_non_null(read);
-    ucx_shared_unmap(read, BYTES);
+    ucx_shared_unmap(read, mapped);
     unsetenv("UCX_TLS");
 }
 
@@ -122,7 +127,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(what_is_written_is_read),
-        TEST(nobody_makes_it_shorter),
+        TEST(nobody_else_makes_it_shorter_or_writes_it),
         TEST(another_name_is_not_mapped),
         TEST(a_file_that_can_be_made_shorter_is_not_mapped),
         TEST(where_other_transports_are_asked_for_it_is_not_shared),

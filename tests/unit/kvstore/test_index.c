@@ -498,6 +498,34 @@ static void a_lease_is_its_owners_and_ends_once(void **state)
     kvs_leases_free(leases);
 }
 
+// Keys as somebody would choose them who wants them all in one bucket, or in that of another tenant.
+static void chosen_keys_spread_over_the_table(void **state)
+{
+    (void)state;
+    enum { KEYS = 4096 };
+    static uint8_t used[2][KEYS];
+    uint32_t spread[2] = {0}, same = 0;
+    memset(used, 0, sizeof(used));
+    for (uint32_t i = 0; i < KEYS; i++) {
+        as_key_t key = {{0}}, twin = {{0}};
+        memcpy(key.bytes + 8, &i, sizeof(i)); // the first 8 bytes are those of all
+        uint64_t mixed =
+            kvs_realm(7, 1) * 0x9e3779b97f4a7c15ull ^ kvs_realm(8, 1) * 0x9e3779b97f4a7c15ull;
+        memcpy(twin.bytes, &mixed, sizeof(mixed));
+        memcpy(twin.bytes + 8, &i, sizeof(i));
+        uint32_t at[2] = {(uint32_t)kvs_realm_hash(kvs_realm(7, 1), &key) % KEYS,
+                          (uint32_t)kvs_realm_hash(kvs_realm(8, 1), &twin) % KEYS};
+        same += at[0] == at[1];
+        for (int k = 0; k < 2; k++) {
+            spread[k] += !used[k][at[k]];
+            used[k][at[k]] = 1;
+        }
+    }
+    assert_in_range(spread[0], KEYS / 2, KEYS * 3 / 4); // 63 % by chance
+    assert_in_range(spread[1], KEYS / 2, KEYS * 3 / 4);
+    assert_in_range(same, 0, 20);
+}
+
 static void a_lease_is_renewed_by_its_owner_and_not_for_ever(void **state)
 {
     (void)state;
@@ -555,6 +583,7 @@ int main(void)
         TEST(blocks_of_mixed_sizes_always_find_room),
         TEST(parents_that_go_round_in_circles_are_evicted_all_the_same),
         TEST(a_lease_is_its_owners_and_ends_once),
+        TEST(chosen_keys_spread_over_the_table),
         TEST(a_lease_is_renewed_by_its_owner_and_not_for_ever),
         TEST(the_failure_of_each_allocation_is_survived),
     };
