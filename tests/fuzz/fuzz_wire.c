@@ -257,7 +257,7 @@ static void attack_client(attack_t *attack, bool put)
     AS_ASSERT(status == AS_OK);
     status = assay_client_alloc(&options, &client);
     AS_ASSERT(status == AS_OK);
-    const assay_store_t store = {1, "attacker:1", 1};
+    const assay_store_t store = {.node_id = 1, .data_address = "attacker:1", .capacity_bytes = 1};
     assay_client_set_stores(client, &store, 1);
     as_key_t keys[4];
     memset(keys, 0, sizeof(keys));

@@ -329,6 +329,48 @@ static void a_lease_that_ends_under_a_read_is_taken_at_the_other_copy(void **sta
     fetch_free(&result);
 }
 
+static void run_until_bytes(const fetch_result_t *result, uint64_t bytes)
+{
+    while (assay_fetch_bytes(result->fetch) < bytes) {
+        assert_true(as_loop_run_once(world.loop, true));
+    }
+}
+
+// All stores are asked. The first that answers sends a bad byte; the next answers while the rest of what the
+// first was asked for is on its way: the same extents must not come from both.
+static void a_copy_that_answers_late_waits_for_what_another_still_sends(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(true);
+    options.stores = 3;
+    options.messages = true;
+    options.shape = (as_shape_t){16, 32, 8, 32, 32, AS_ELEMENT_F16}; // 16 extents of 32 KiB
+    world_open(&world, &options);
+    assay_client_set_replicas(world.client, 3);
+    put_chain(&world, 2);
+    const as_sim_faults_t slow = {
+        .delay_us_min = 100, .delay_us_max = 100, .bandwidth_bytes_per_s = 1000000};
+    as_sim_set_faults(world.sim, &slow);
+    const uint64_t nodes[1] = {kvs_store_node_id(world.stores[0])};
+    fetch_result_t result;
+    const fetch_ask_t ask = {
+        .first = 1, .count = 1, .node_ids = nodes}; // of a run that begins before it
+    assert_int_equal(fetch_begin(&world, ask, &result), AS_OK);
+    run_until_bytes(&result, 64u << 10);
+    as_sim_stop(world.sim, world.store_nets[2]);
+    lose_store(0);
+    run_until_bytes(&result, 160u << 10);
+    as_fault_arm(AS_FAULT_fetch_extent_corrupt, 1);
+    while (as_fault_fired(AS_FAULT_fetch_extent_corrupt) == 0) {
+        assert_true(as_loop_run_once(world.loop, true));
+    }
+    as_sim_resume(world.sim, world.store_nets[2]);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.wrong, 0);
+    fetch_free(&result);
+}
+
 static void a_stopped_store_is_replaced_before_the_deadline(void **state)
 {
     (void)state;
@@ -446,6 +488,7 @@ int main(void)
     };
     const struct CMUnitTest simulated[] = {
         TEST(a_lease_that_ends_under_a_read_is_taken_at_the_other_copy),
+        TEST(a_copy_that_answers_late_waits_for_what_another_still_sends),
         TEST(a_stopped_store_is_replaced_before_the_deadline),
         cmocka_unit_test(whichever_store_goes_every_fetch_is_whole),
     };
