@@ -118,6 +118,18 @@ static uint32_t member_ids(const kvs_peers_t *peers, uint64_t *ids)
     return peers->count;
 }
 
+// Other stores admit us as a peer, which names the tenant of each block.
+static void token_renew(kvs_store_t *store)
+{
+    kvs_peers_t *peers = store->peers;
+    uint64_t now_us = as_loop_now_us(store->options.loop);
+    as_token_sealed_t token;
+    if (now_us >= peers->token_renew_us && kvs_admit_peer(store, TOKEN_S, &token)) {
+        assay_client_set_token(peers->client, &token);
+        peers->token_renew_us = now_us + TOKEN_RENEW_US;
+    }
+}
+
 void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t count)
 {
     kvs_peers_t *peers = store->peers;
@@ -142,6 +154,9 @@ void kvs_peers_set(kvs_store_t *store, Assay__StoreNode *const *nodes, size_t co
     memcpy(peers->present, present, present_count * sizeof(present[0]));
     peers->present_count = present_count;
     tell_client(store);
+    if (peers->client) {
+        token_renew(store); // links that lie idle are not to end by it
+    }
     kvs_drain_on_peers(store, drains);
     kvs_repair_on_peers(store, changed, lost);
 }
@@ -215,18 +230,6 @@ static as_status_t client_make(kvs_store_t *store)
         tell_client(store);
     }
     return status;
-}
-
-// Other stores admit us as a peer, which names the tenant of each block.
-static void token_renew(kvs_store_t *store)
-{
-    kvs_peers_t *peers = store->peers;
-    uint64_t now_us = as_loop_now_us(store->options.loop);
-    as_token_sealed_t token;
-    if (now_us >= peers->token_renew_us && kvs_admit_peer(store, TOKEN_S, &token)) {
-        assay_client_set_token(peers->client, &token);
-        peers->token_renew_us = now_us + TOKEN_RENEW_US;
-    }
 }
 
 static void on_put(void *ctx, as_status_t status, uint64_t node_id)

@@ -179,7 +179,6 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
         .head = as_wire_head(AS_WIRE_HELLO_REPLY, ask->head.request),
         .node_id = store->node_id,
         .incarnation = store->options.incarnation,
-        .pool_address = (uint64_t)(uintptr_t)store->memory,
         .pool_bytes = kvs_pool_bytes(store->pool),
         .lease_ms_max = (uint32_t)(store->options.lease_us_max / 1000),
         .keys_max = AS_WIRE_KEYS_MAX,
@@ -204,6 +203,7 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
         kvs_conn_reply(conn, &reply, sizeof(reply)); // without a key: messages only
         return;
     }
+    reply.pool_address = (uint64_t)(uintptr_t)store->memory; // as address_of counts
     hello_answer_t *answer = as_mem_alloc(sizeof(*answer));
     size_t rkey_bytes = 0;
     if (!answer || as_net_mem_pack(store->mem, answer->rkey, &rkey_bytes) != AS_OK ||
@@ -298,6 +298,14 @@ static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wi
     return status;
 }
 
+// Where a block lies is told only to who may read it there: it depends on the blocks of all tenants.
+static uint64_t address_of(const kvs_conn_t *conn, const kvs_block_t *block)
+{
+    return conn->rights & AS_TOKEN_DIRECT
+               ? (uint64_t)(uintptr_t)kvs_index_extent(conn->store->index, block, 0)
+               : 0;
+}
+
 // Writes places and checksums behind each other; returns their bytes.
 static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *blocks,
                            as_wire_located_t *reply)
@@ -314,7 +322,7 @@ static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *block
                 .layers = spec->layers,
                 .extent_bytes = spec->extent_bytes,
                 .tokens = spec->tokens,
-                .address = (uint64_t)(uintptr_t)kvs_index_extent(store->index, blocks[i], 0),
+                .address = address_of(locate->conn, blocks[i]),
                 .crc_first = reply->crc_count,
             };
             memcpy(crcs + reply->crc_count * sizeof(uint32_t),

@@ -21,11 +21,25 @@ static bool as_json;
         .help = (help_), .required = (required_)                                                   \
     }
 
+static bool is_last;
+
+static const as_option_t key_table[] = {
+    {.name = "last",
+     .type = AS_OPTION_BOOL,
+     .value = &is_last,
+     .fallback = "false",
+     .help = "put it behind those that are there: it signs nothing until its line is moved to the "
+             "top, once every "
+             "daemon has the file"},
+};
+
 static const as_options_t key_options = {
     .program = "assay token key",
     .summary = "Puts a new key before those of a file, which is made where there is none: new "
                "tokens are signed by it, those of the other keys stay good.",
-    .usage = "FILE",
+    .usage = "[OPTIONS] FILE",
+    .table = key_table,
+    .count = sizeof(key_table) / sizeof(key_table[0]),
 };
 
 static const as_option_t issue_table[] = {
@@ -155,16 +169,17 @@ static int make_key(int argc, char **argv)
         return 1;
     }
     static char text[(AS_CLUSTER_KEYS_MAX + 1) * 128];
-    as_cluster_key_hex(&key, hex);
-    int at = snprintf(text, sizeof(text), "# keys of the cluster; the first one signs\n%s\n", hex);
-    for (uint32_t i = 0; i < keys.count; i++) {
-        as_cluster_key_hex(&keys.keys[i], hex);
+    uint32_t place = is_last ? keys.count : 0;
+    int at = snprintf(text, sizeof(text), "# keys of the cluster; the first one signs\n");
+    for (uint32_t i = 0; i <= keys.count; i++) {
+        as_cluster_key_hex(i == place ? &key : &keys.keys[i - (i > place)], hex);
         at += snprintf(text + at, sizeof(text) - (size_t)at, "%s\n", hex);
     }
     if (!write_secret(path, text)) {
         return 1;
     }
-    printf("key %08x is the first of %u in %s\n", key.id, keys.count + 1, path);
+    printf("key %08x is the %s of %u in %s\n", key.id, place == 0 ? "first" : "last",
+           keys.count + 1, path);
     return 0;
 }
 

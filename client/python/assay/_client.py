@@ -283,9 +283,9 @@ class Client:
     def _start(self, call: _Call) -> Operation:
         operation, number = Operation(call), next(_numbers)
         call.request.on_done, call.request.ctx = _on_done, number
-        _operations[number] = operation
         op = ctypes.c_void_p()
         with self._inside() as handle:
+            _operations[number] = operation
             result = lib.calls.assay_start(handle, ctypes.byref(call.request), ctypes.byref(op))
         if result != lib.OK:
             del _operations[number]

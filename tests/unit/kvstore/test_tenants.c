@@ -434,9 +434,9 @@ static void keys_change_without_a_restart(void **state)
 static void a_tenants_block_is_not_there_for_another(void **state)
 {
     (void)state;
-    client_t ours, theirs;
-    enter(&ours, 7, BOTH);
-    enter(&theirs, 8, BOTH);
+    client_t ours, theirs, distant;
+    enter(&ours, 7, BOTH | AS_TOKEN_DIRECT);
+    enter(&theirs, 8, BOTH | AS_TOKEN_DIRECT);
     assert_int_equal(put(&ours, 1, 'a', 0), AS_WIRE_OK);
     as_wire_place_t place = locate(&theirs, 1, 0), absent = locate(&theirs, 99, 0);
     assert_memory_equal(&place, &absent, sizeof(place)); // every byte of the answer
@@ -451,6 +451,10 @@ static void a_tenants_block_is_not_there_for_another(void **state)
     assert_int_equal(stat_now().conflicts, 1);
     uint64_t our_address = locate(&ours, 1, 0).address;
     assert_int_not_equal(our_address, locate(&theirs, 1, 0).address);
+    enter(&distant, 7, BOTH); // who reads by messages need not know where blocks lie
+    assert_int_equal(locate(&distant, 1, 0).status, AS_WIRE_OK);
+    assert_int_equal(locate(&distant, 1, 0).address, 0);
+    leave(&distant);
     as_key_t key = key_of(1);
     assert_true(kvs_store_drop(store, &key, 8));
     assert_int_equal(locate(&theirs, 1, 0).status, AS_WIRE_NOT_FOUND);
