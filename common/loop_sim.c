@@ -12,6 +12,7 @@
 #include "common/assert.h"
 #include "common/loop_impl.h"
 #include "common/mem.h"
+#include "common/siphash.h"
 
 #define NOT_IN_HEAP UINT32_MAX
 
@@ -273,6 +274,7 @@ static const as_loop_ops_t sim_ops = {
 
 as_status_t as_loop_alloc_sim(as_loop_t **loop_p)
 {
+    as_siphash_own_known(); // the order of a table is part of what is to be repeated
     loop_sim_t *loop = as_mem_zalloc(1, sizeof(*loop));
     if (!loop) {
         return AS_ERR_NO_MEMORY;

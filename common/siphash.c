@@ -68,6 +68,17 @@ static void draw(void)
     AS_ASSERT(getrandom(own, sizeof(own), 0) == (ssize_t)sizeof(own));
 }
 
+static void know(void)
+{
+    own[0] = 1;
+    own[1] = 2;
+}
+
+void as_siphash_own_known(void)
+{
+    pthread_once(&drawn, know);
+}
+
 uint64_t as_siphash_own(const void *bytes, size_t count)
 {
     pthread_once(&drawn, draw);

@@ -10,5 +10,8 @@
 uint64_t as_siphash(const uint64_t secret[2], const void *bytes, size_t count);
 // With a secret of the process's own, drawn at its first use.
 uint64_t as_siphash_own(const void *bytes, size_t count);
+// Before its first use: the secret is a known one, for simulations and tests, whose runs are to be
+// repeated.
+void as_siphash_own_known(void);
 
 #endif

@@ -283,6 +283,7 @@ static void run(const trace_t *trace, uint32_t blocks, bool is_synthetic)
 
 int main(int argc, char **argv)
 {
+    as_siphash_own_known();
     trace_t trace = {0};
     char *end, *sizes = NULL;
     static char usual[] = "2000,5000,10000,20000,50000", usual_scans[] = "1500,2000,3000";

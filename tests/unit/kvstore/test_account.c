@@ -290,6 +290,7 @@ static void accounts_end_with_their_last_block_and_are_bounded(void **state)
 
 int main(void)
 {
+    as_siphash_own_known();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(pins_and_owners_are_kept_apart_under_random_use,
                                         model_begin, model_end),

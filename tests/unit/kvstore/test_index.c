@@ -566,6 +566,7 @@ static void the_failure_of_each_allocation_is_survived(void **state)
 
 int main(void)
 {
+    as_siphash_own_known();
     const struct CMUnitTest tests[] = {
         TEST(a_block_is_found_only_while_it_is_sealed),
         TEST(a_key_that_is_being_written_is_taken),
