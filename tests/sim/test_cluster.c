@@ -312,33 +312,45 @@ static gpw_request_params_t swapped_params(const pooled_t *what)
     return params;
 }
 
+// A world without faults, whose stores have room for all that is asked.
+static void open_kept(world_t *world, uint64_t seed, uint32_t stores, uint32_t replicas)
+{
+    model = tiny_load(3);
+    make_pool();
+    const world_options_t options = {.model = model,
+                                     .seed = seed,
+                                     .stores = stores,
+                                     .workers = 2,
+                                     .replicas = replicas,
+                                     .block_tokens = BLOCK_TOKENS,
+                                     .cache_bytes_max = 16u << 20,
+                                     .ram_bytes = 8u << 20};
+    world_open(world, &options);
+    world_run(world, 2000000);
+}
+
+static void answer_of(world_t *world, uint32_t worker, const pooled_t *what, answer_t *answer,
+                      const char *name)
+{
+    gpw_request_params_t params = swapped_params(what);
+    answer_submit(world->workers[worker].worker, &params, answer);
+    world_run(world, 3000000);
+    assert_true(answer->finished);
+    assert_int_equal(answer->status, AS_OK);
+    answer_compare(answer, &what->expected, name);
+}
+
 // Without faults the second worker answers from what the first one stored, and long answers are
 // verified by swaps.
 static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
 {
     (void)state;
-    model = tiny_load(3);
-    make_pool();
     world_t world;
-    world_options_t options = {.model = model,
-                               .seed = 1,
-                               .stores = 2,
-                               .workers = 2,
-                               .block_tokens = BLOCK_TOKENS,
-                               .cache_bytes_max = 16u << 20,
-                               .ram_bytes = 8u << 20};
-    world_open(&world, &options);
-    world_run(&world, 2000000);
+    open_kept(&world, 1, 2, 0);
     static answer_t answers[2];
     const pooled_t *what = &pool[23];
-    gpw_request_params_t params = swapped_params(what);
-    for (uint32_t w = 0; w < 2; w++) {
-        answer_submit(world.workers[w].worker, &params, &answers[w]);
-        world_run(&world, 3000000);
-        assert_true(answers[w].finished);
-        assert_int_equal(answers[w].status, AS_OK);
-        answer_compare(&answers[w], &what->expected, w ? "second worker" : "first worker");
-    }
+    answer_of(&world, 0, what, &answers[0], "first worker");
+    answer_of(&world, 1, what, &answers[1], "second worker");
     assert_int_equal(answers[0].usage.cached_tokens, 0);
     assert_true(answers[0].usage.published_bytes > 0);
     uint32_t blocks = (what->count - 1) / BLOCK_TOKENS;
@@ -399,32 +411,14 @@ static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void 
 // Asks, lets stores go, asks again: all is loaded, nothing is computed again.
 static void expect_all_is_kept(uint32_t stores, uint32_t replicas, void (*lose)(world_t *))
 {
-    model = tiny_load(3);
-    make_pool();
     world_t world;
-    world_options_t options = {.model = model,
-                               .seed = 9,
-                               .stores = stores,
-                               .workers = 2,
-                               .replicas = replicas,
-                               .block_tokens = BLOCK_TOKENS,
-                               .cache_bytes_max = 16u << 20,
-                               .ram_bytes = 8u << 20};
-    world_open(&world, &options);
-    world_run(&world, 2000000);
+    open_kept(&world, 9, stores, replicas);
     static answer_t answers[2];
     const pooled_t *what = &pool[23];
-    gpw_request_params_t params = swapped_params(what);
-    for (uint32_t w = 0; w < 2; w++) { // by another worker: it has nothing of its own
-        answer_submit(world.workers[w].worker, &params, &answers[w]);
-        world_run(&world, 3000000);
-        assert_true(answers[w].finished);
-        assert_int_equal(answers[w].status, AS_OK);
-        answer_compare(&answers[w], &what->expected, w ? "after the loss" : "before the loss");
-        if (w == 0) {
-            lose(&world);
-        }
-    }
+    answer_of(&world, 0, what, &answers[0], "before the loss");
+    lose(&world);
+    answer_of(&world, 1, what, &answers[1],
+              "after the loss"); // by another worker: it has nothing of its own
     assert_int_equal(answers[1].usage.recomputed_blocks, 0);
     assert_int_equal(answers[1].usage.cached_tokens,
                      (what->count - 1) / BLOCK_TOKENS * BLOCK_TOKENS);

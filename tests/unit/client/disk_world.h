@@ -27,6 +27,14 @@ static inline int disk_world_end(void **state)
     return temporary_folder_remove(directory);
 }
 
+static inline world_options_t disk_world_options(uint64_t disk_bytes)
+{
+    world_options_t options = world_defaults(false);
+    options.store.disk_directory = directory;
+    options.store.disk_bytes = disk_bytes;
+    return options;
+}
+
 static inline kvs_stat_t stat_now(void)
 {
     kvs_stat_t stat;

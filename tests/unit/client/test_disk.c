@@ -12,10 +12,8 @@ static uint32_t added, removed;
 
 static world_options_t with_disk(size_t ram_bytes)
 {
-    world_options_t options = world_defaults(false);
+    world_options_t options = disk_world_options(32u << 20);
     options.store.ram_bytes = ram_bytes;
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 32u << 20;
     return options;
 }
 

@@ -16,18 +16,10 @@ static int begin(void **state)
     return 0;
 }
 
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-    assert_int_equal(chmod(path, 0600), 0);
-}
-
 static void write_keys(void)
 {
-    write_file(keys, "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n");
+    temporary_file_write(keys,
+                         "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n");
 }
 
 static as_token_sealed_t token_of(uint32_t tenant, uint32_t rights, uint64_t ttl_s)
@@ -72,12 +64,12 @@ static void a_token_is_renewed_while_blocks_are_read(void **state)
     as_token_sealed_t token = token_of(7, AS_TOKEN_READ | AS_TOKEN_WRITE, 2);
     char text[AS_TOKEN_TEXT_BYTES];
     as_token_format(&token, text);
-    write_file(token_file, text);
+    temporary_file_write(token_file, text);
     assert_int_equal(assay_client_use_token_file(world.client, token_file), AS_OK);
     put_chain(&world, 4);
     token = token_of(7, AS_TOKEN_READ, 60);
     as_token_format(&token, text);
-    write_file(token_file, text);
+    temporary_file_write(token_file, text);
     uint64_t until_us = as_loop_now_us(world.loop) + 4000000;
     while (as_loop_now_us(world.loop) < until_us) { // past the end of the first
         assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 4}).status, AS_OK);
@@ -93,7 +85,7 @@ static void a_file_without_a_token_is_told(void **state)
     open_world();
     as_log_set_level((as_log_level_t)(AS_LOG_ERROR + 1)); // errors are what is made
     assert_int_equal(assay_client_use_token_file(world.client, token_file), AS_ERR_CONFIG);
-    write_file(token_file, "secret");
+    temporary_file_write(token_file, "secret");
     assert_int_equal(assay_client_use_token_file(world.client, token_file), AS_ERR_CONFIG);
 }
 
@@ -101,9 +93,7 @@ static void a_file_without_a_token_is_told(void **state)
 static void tenants_share_a_disk_and_nothing_on_it(void **state)
 {
     (void)state;
-    world_options_t options = world_defaults(false);
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 32u << 20;
+    world_options_t options = disk_world_options(32u << 20);
     world_open(&world, &options);
     world.durable = true;
     world.tenant = 1;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #define TEMPORARY_FOLDER_BYTES 32
 
@@ -28,6 +29,16 @@ static inline int temporary_folder_remove_one(const char *path, const struct sta
     (void)type;
     (void)at;
     return remove(path);
+}
+
+// For its owner only, as files of secrets are to be.
+static inline void temporary_file_write(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(path, 0600), 0);
 }
 
 // 0, as a teardown of cmocka wants it.

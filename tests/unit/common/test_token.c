@@ -210,14 +210,6 @@ static void a_key_file_says_what_is_wrong_with_it(void **state)
     assert_no_keys(many, "line 17 is one key too many");
 }
 
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
-
 static void files_are_read_again_when_they_change(void **state)
 {
     (void)state;
@@ -230,12 +222,12 @@ static void files_are_read_again_when_they_change(void **state)
     assert_false(as_file_changed(path, &stamp));
     assert_int_equal(as_cluster_keys_read(path, &keys, why), AS_ERR_IO);
     assert_string_equal(why, "No such file or directory");
-    write_file(path, VECTOR_KEY "\n");
+    temporary_file_write(path, VECTOR_KEY "\n");
     assert_int_equal(chmod(path, 0600), 0);
     assert_true(as_file_changed(path, &stamp));
     assert_false(as_file_changed(path, &stamp));
     assert_int_equal(as_cluster_keys_read(path, &keys, why), AS_OK);
-    write_file(aside, OTHER_KEY "\n"); // of the same length, maybe of the same time
+    temporary_file_write(aside, OTHER_KEY "\n"); // of the same length, maybe of the same time
     assert_int_equal(chmod(aside, 0644), 0);
     assert_int_equal(rename(aside, path), 0);
     assert_true(as_file_changed(path, &stamp));
@@ -245,7 +237,7 @@ static void files_are_read_again_when_they_change(void **state)
     assert_int_equal(keys.keys[0].secret[0], 0xff);
     as_token_sealed_t sealed;
     assert_int_equal(as_token_file(path, &sealed), AS_ERR_INVALID);
-    write_file(path, VECTOR "\n");
+    temporary_file_write(path, VECTOR "\n");
     assert_int_equal(as_token_file(path, &sealed), AS_OK);
     temporary_folder_remove(folder);
 }

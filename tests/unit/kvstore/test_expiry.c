@@ -128,9 +128,7 @@ static void a_reader_keeps_what_it_leased(void **state)
 static void the_time_passes_on_disk_and_over_a_start(void **state)
 {
     (void)state;
-    world_options_t options = world_defaults(false);
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 32u << 20;
+    world_options_t options = disk_world_options(32u << 20);
     world_open(&world, &options);
     world.durable = true;
     put_with(0, 600000);

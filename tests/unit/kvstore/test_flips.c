@@ -41,9 +41,7 @@ static int end(void **state)
 
 static void open_with_disk(void)
 {
-    world_options_t options = world_defaults(false);
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 8u << 20;
+    world_options_t options = disk_world_options(8u << 20);
     world_open(&world, &options);
     world.durable = true;
     put_chain(&world, BLOCKS);
@@ -193,9 +191,7 @@ static void flip_in_catalog(void)
 static void flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
 {
     (void)state;
-    world_options_t options = world_defaults(false);
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 8u << 20;
+    world_options_t options = disk_world_options(8u << 20);
     world_open(&world, &options);
     world.durable = true;
     uint32_t flips = 0, starts = 0, kept = 0;

@@ -268,9 +268,7 @@ static void the_admin_service_shows_and_sets_quotas(void **state)
 static void a_purge_forgets_one_namespace(void **state)
 {
     (void)state;
-    world_options_t options = world_defaults(false);
-    options.store.disk_directory = directory;
-    options.store.disk_bytes = 32u << 20;
+    world_options_t options = disk_world_options(32u << 20);
     world_open(&world, &options);
     world.durable = true;
     put_chain(&world, 12);

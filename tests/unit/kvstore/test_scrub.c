@@ -30,12 +30,7 @@ static void on_event(void *ctx, kvs_event_t event, const as_key_t *key)
 
 static world_options_t options_of(bool disk)
 {
-    world_options_t options = world_defaults(false);
-    if (disk) {
-        options.store.disk_directory = directory;
-        options.store.disk_bytes = 32u << 20;
-    }
-    return options;
+    return disk ? disk_world_options(32u << 20) : world_defaults(false);
 }
 
 static void open_with(const world_options_t *options)

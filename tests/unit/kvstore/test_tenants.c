@@ -126,22 +126,13 @@ static void say(client_t *client, const void *header, size_t bytes, const void *
     pass(20000);
 }
 
-static void write_keys(const char *text)
-{
-    FILE *file = fopen(key_file, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-    assert_int_equal(chmod(key_file, 0600), 0);
-}
-
 static int begin(void **state)
 {
     (void)state;
     const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost};
     temporary_folder_make(folder);
     snprintf(key_file, sizeof(key_file), "%s/keys", folder);
-    write_keys(KEY_A);
+    temporary_file_write(key_file, KEY_A);
     as_log_set_level(AS_LOG_ERROR); // denials are what these tests make
     kvs_store_options_t options;
     kvs_store_options_init(&options);
@@ -216,12 +207,17 @@ static void leave(client_t *client)
     }
 }
 
-static void enter(client_t *client, uint32_t tenant, uint32_t rights)
+static void enter_for(client_t *client, uint32_t tenant, uint32_t rights, int64_t ttl_s)
 {
-    as_token_sealed_t token = token_of(KEY_A, tenant, rights, FOR_EVER);
+    as_token_sealed_t token = token_of(KEY_A, tenant, rights, ttl_s);
     join(client);
     greet(client, &token);
     assert_int_equal(client->status, AS_WIRE_OK);
+}
+
+static void enter(client_t *client, uint32_t tenant, uint32_t rights)
+{
+    enter_for(client, tenant, rights, FOR_EVER);
 }
 
 static as_key_t key_of(uint8_t n)
@@ -375,9 +371,7 @@ static void a_connection_ends_with_its_token(void **state)
 {
     (void)state;
     client_t client;
-    as_token_sealed_t token = token_of(KEY_A, 7, BOTH, 5);
-    join(&client);
-    greet(&client, &token);
+    enter_for(&client, 7, BOTH, 5);
     assert_int_equal(put(&client, 1, 'a', 0), AS_WIRE_OK);
     assert_int_equal(locate(&client, 1, 0).status, AS_WIRE_OK);
     assert_int_equal(stat_now().leases, 1);
@@ -393,10 +387,8 @@ static void another_hello_prolongs_it(void **state)
 {
     (void)state;
     client_t client;
-    as_token_sealed_t token = token_of(KEY_A, 7, BOTH, 5);
-    join(&client);
-    greet(&client, &token);
-    token = token_of(KEY_A, 7, AS_TOKEN_READ, 60);
+    enter_for(&client, 7, BOTH, 5);
+    as_token_sealed_t token = token_of(KEY_A, 7, AS_TOKEN_READ, 60);
     greet(&client, &token);
     assert_int_equal(client.status, AS_WIRE_OK);
     pass(20000000);
@@ -413,16 +405,16 @@ static void keys_change_without_a_restart(void **state)
     client_t old, new;
     enter(&old, 7, BOTH);
     as_token_sealed_t token = token_of(KEY_B, 7, BOTH, FOR_EVER);
-    write_keys(KEY_B KEY_A);
+    temporary_file_write(key_file, KEY_B KEY_A);
     join(&new);
     greet(&new, &token);
     assert_int_equal(new.status, AS_WIRE_OK);
     pass(3000000);
-    assert_non_null(old.conn); // its key is still there
-    write_keys("damaged\n");   // the keys stay as they were
+    assert_non_null(old.conn);                   // its key is still there
+    temporary_file_write(key_file, "damaged\n"); // the keys stay as they were
     pass(3000000);
     assert_non_null(old.conn);
-    write_keys(KEY_B);
+    temporary_file_write(key_file, KEY_B);
     pass(3000000);
     assert_null(old.conn);
     assert_non_null(new.conn);

@@ -57,14 +57,19 @@ static void silence_makes_a_node_suspect_then_dead(void **state)
     assert_state(h, &store, DEAD);
 }
 
+static void start_two(harness_t *h, peer_t *store, peer_t *other)
+{
+    peer_init(store, STORE, 1);
+    peer_init(other, STORE, 2);
+    peer_start(h, store, NULL, 0, 0);
+    peer_start(h, other, NULL, 0, 0);
+}
+
 static void a_heartbeat_keeps_a_node_alive_and_revives_a_suspect(void **state)
 {
     harness_t *h = *state;
     peer_t store, other;
-    peer_init(&store, STORE, 1);
-    peer_init(&other, STORE, 2);
-    peer_start(h, &store, NULL, 0, 0);
-    peer_start(h, &other, NULL, 0, 0);
+    start_two(h, &store, &other);
     for (int i = 0; i < 20; i++) {
         harness_run(h, 1000 * MS);
         Assay__HeartbeatReply *reply = peer_heartbeat(h, &store, 0, 0);
@@ -120,10 +125,7 @@ static void a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once(v
 {
     harness_t *h = *state;
     peer_t store, other;
-    peer_init(&store, STORE, 1);
-    peer_init(&other, STORE, 2);
-    peer_start(h, &store, NULL, 0, 0);
-    peer_start(h, &other, NULL, 0, 0);
+    start_two(h, &store, &other);
     uint64_t epoch = peer_heartbeat(h, &store, 0, 0)->placement_epoch;
     store.draining = true;
     Assay__HeartbeatReply *reply = peer_heartbeat(h, &store, 0, 0);

@@ -15,15 +15,6 @@ static harness_t h;
 static char folder[TEMPORARY_FOLDER_BYTES], file[64];
 static as_key_t chain[4];
 
-static void write_keys(const char *text)
-{
-    FILE *out = fopen(file, "w");
-    assert_non_null(out);
-    fputs(text, out);
-    fclose(out);
-    assert_int_equal(chmod(file, 0600), 0);
-}
-
 static as_token_sealed_t token_of(const char *text, uint32_t tenant, uint32_t rights)
 {
     as_cluster_keys_t keys;
@@ -65,7 +56,7 @@ static int begin(void **state)
     (void)state;
     temporary_folder_make(folder);
     snprintf(file, sizeof(file), "%s/keys", folder);
-    write_keys(KEY);
+    temporary_file_write(file, KEY);
     as_log_set_level(AS_LOG_ERROR); // denials are what these tests make
     memset(&h, 0, sizeof(h));
     sch_options_t options = sch_options_default;
@@ -137,13 +128,13 @@ static void without_a_good_token_there_is_no_route(void **state)
 static void keys_are_read_again(void **state)
 {
     (void)state;
-    write_keys(OTHER KEY);
+    temporary_file_write(file, OTHER KEY);
     harness_run(&h, 1500000);
     as_token_sealed_t old = token_of(KEY, 7, AS_TOKEN_READ),
                       new = token_of(OTHER, 7, AS_TOKEN_READ);
     assert_non_null(route(&old));
     assert_non_null(route(&new));
-    write_keys(OTHER);
+    temporary_file_write(file, OTHER);
     harness_run(&h, 1500000);
     assert_null(route(&old));
     assert_non_null(route(&new));
