@@ -125,8 +125,15 @@ static step_t guarded_step(walk_t *walk, kvs_block_t *block)
     return EVICTED;
 }
 
-// How many blocks in a row were found held, when each had its turn: those that a walk down met in
-// between will have theirs.
+// How deep the next look is: those that a walk went through on its way down lie in front, and are looked
+// at again on its way up.
+static uint32_t depth_after(const walk_t *walk, step_t step)
+{
+    return step == WENT_DOWN ? walk->depth + 1 : walk->depth > 0 ? walk->depth - 1 : 0;
+}
+
+// How many blocks in a row were found held, when each had its turn: those that a walk met, down or up,
+// will have theirs.
 static uint32_t passed(const walk_t *walk, step_t step, uint32_t before)
 {
     return step == HELD ? before + (walk->depth == 0) : step == WENT_DOWN ? before : 0;
@@ -163,7 +170,7 @@ bool kvs_evict_some(kvs_index_t *index, const kvs_pool_t *pool, size_t used_byte
         kvs_queue_t queue = block->queue;
         step_t step = queue == KVS_GUARDED ? guarded_step(&walk, block) : evict_step(&walk, block);
         walk.held = step == HELD && queue != KVS_MAIN ? walk.held : passed(&walk, step, walk.held);
-        walk.depth = step == WENT_DOWN ? walk.depth + 1 : 0;
+        walk.depth = depth_after(&walk, step);
         evicted += step == EVICTED;
     }
     *evicted_p += evicted;
@@ -227,7 +234,7 @@ bool kvs_evict_account(kvs_index_t *index, uint32_t account, uint64_t *evicted_p
         }
         step_t step = own_step(&walk, owner, kvs_index_own_oldest(index, account));
         owner->passed = passed(&walk, step, owner->passed);
-        walk.depth = step == WENT_DOWN ? walk.depth + 1 : 0;
+        walk.depth = depth_after(&walk, step);
         owner->soft_too &= step != EVICTED; // what stood above it may go first
         evicted += step == EVICTED;
     }

@@ -258,6 +258,31 @@ static void pins_and_owners_are_kept_apart_under_random_use(void **state)
     }
 }
 
+// Each block of a chain is held by the one below it, and the order is such that every turn of one walks
+// through all of those again: none of that is a turn of theirs.
+static void a_chain_that_is_walked_again_and_again_does_not_hide_who_may_go(void **state)
+{
+    (void)state;
+    static const uint32_t order[] = {15, 30, 12, 33, 9, 36, 6, 39, 3, 60, 90, 18};
+    static const uint32_t pinned[] = {30, 33, 36, 39, 18};
+    for (uint32_t n = 0; n <= KEYS; n++) {
+        model.entries[n].parent = n > 3 && n <= 18 ? n - 3 : 0;
+    }
+    for (uint32_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        model_seal(order[i]);
+    }
+    for (uint32_t i = 0; i < sizeof(pinned) / sizeof(pinned[0]); i++) {
+        kvs_index_pin(model.index, model_find(pinned[i]));
+        model.entries[pinned[i]].pins++;
+    }
+    kvs_index_guard(model.index, model_find(60), KVS_GUARD_SOFT);
+    model.entries[60].guard = KVS_GUARD_SOFT;
+    model_evict_owner(0, model.sealed - 1);
+    assert_false(model.entries[90].sealed); // the one that nothing holds
+    assert_true(model.entries[60].sealed);
+    assert_int_equal(model.sealed, 11);
+}
+
 static void accounts_end_with_their_last_block_and_are_bounded(void **state)
 {
     (void)state;
@@ -294,6 +319,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(pins_and_owners_are_kept_apart_under_random_use,
                                         model_begin, model_end),
+        cmocka_unit_test_setup_teardown(
+            a_chain_that_is_walked_again_and_again_does_not_hide_who_may_go, model_begin,
+            model_end),
         cmocka_unit_test(accounts_end_with_their_last_block_and_are_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
