@@ -4,8 +4,6 @@
 // A store grants so much time at once. When half of it is over the fetch asks for more, so a caller
 // that reads slowly, or a slow link, does not lose what it located. By our clock a lease ends before
 // it ends at the store: it counts from when the question was sent.
-#include <string.h>
-
 #include "client/internal.h"
 
 void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us)
@@ -74,10 +72,8 @@ uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until
         uint64_t half_us = part->lease_until_us - part->lease_us / 2;
         uint64_t next_us = now_us < half_us ? half_us : now_us + part->lease_us / 4 + 1;
         until_us = next_us < until_us ? next_us : until_us;
-        if (now_us < half_us) {
-            continue;
-        }
-        if (part->renewal && now_us - part->renewal_us < part->lease_us / 4) {
+        bool is_asked = part->renewal && now_us - part->renewal_us < part->lease_us / 4;
+        if (now_us < half_us || is_asked) {
             continue;
         }
         if (part->renewal) { // its answer was lost

@@ -19,6 +19,7 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "common/net_ucx.h"
+#include "common/siphash.h"
 
 #define HUGE_BYTES ((size_t)2 << 20)
 #ifdef F_SEAL_FUTURE_WRITE // mappings that are there stay as they are, later ones can only be read
@@ -42,11 +43,8 @@ static uint64_t host_id(void)
     }
     size_t used = strlen(text);
     snprintf(text + used, sizeof(text) - used, "%" PRIu64, (uint64_t)pids.st_ino);
-    uint64_t hash = 0xcbf29ce484222325u; // FNV-1a
-    for (const char *c = text; *c; c++) {
-        hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
-    }
-    return hash | 1;
+    const uint64_t no_secret[2] = {0}; // it is to be the same everywhere
+    return as_siphash(no_secret, text, strlen(text)) | 1;
 }
 
 static void close_if_open(int fd)
