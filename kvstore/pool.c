@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The allocator of the pool: two-level segregated fit over offsets.
 //
-// Free runs are kept in lists by size class: the first level is the power of two of the run's
-// grains, the second divides each power into 16 equal parts. A bit for each non-empty list makes
-// the search for a list that surely fits two find-first-set instructions, so taking and giving cost
-// the same however full the pool is. Neighbours that are both free are joined at once: no two free
-// runs touch.
+// What is free are the gaps behind runs; the first run begins the pool, is empty and is never handed
+// out. Gaps are kept in lists by size class: the first level is the power of two of the gap's grains,
+// the second divides each power into 16 equal parts. A bit for each non-empty list makes the search for
+// a list that surely fits two find-first-set instructions, so taking and giving cost the same however
+// full the pool is. A run that is taken has the rest of the gap behind it; one that is given back
+// leaves its bytes and its gap to the gap before it.
 //
 // The descriptors lie outside of the pool, since peers read the pool and nothing of ours may stand
-// between blocks. Runs in address order are a doubly linked list (`before`, `after`); a free run is
-// also in the list of its class.
+// between blocks. Runs in address order are a doubly linked list (`before`, `after`); one with a gap is
+// also in the list of the gap's class.
 #include "kvstore/pool.h"
 
 #include <stdbool.h>
@@ -19,21 +20,18 @@
 
 #define SECOND_BITS  4u
 #define SECOND_COUNT (1u << SECOND_BITS)
-#define FIRST_COUNT  28u // runs of up to 2^31 grains (8 TiB)
+#define FIRST_COUNT  28u // gaps of up to 2^31 grains (8 TiB)
+#define BEGIN        0u  // the run that begins the pool
 
 typedef struct run {
-    uint32_t first; // in grains
-    uint32_t count : 31;
-    uint32_t used : 1;
+    uint32_t first, count;  // in grains; count 0: unused, or BEGIN
     uint32_t before, after; // by address
-    uint32_t prev,
-        next; // in the list of its class when free; next: in the list of unused descriptors
+    uint32_t prev, next; // in the list of its gap's class; next: in the list of unused descriptors
 } run_t;
 
 struct kvs_pool {
     uint32_t grains, used_grains;
     uint32_t runs_max, runs_used;
-    uint32_t descriptors;
     uint32_t unused; // head of the list of unused descriptors
     uint32_t first_bits;
     uint32_t second_bits[FIRST_COUNT];
@@ -41,7 +39,7 @@ struct kvs_pool {
     run_t runs[];
 };
 
-// The class that holds runs of `count` grains.
+// The class that holds gaps of `count` grains.
 static void class_of(uint32_t count, uint32_t *first_p, uint32_t *second_p)
 {
     if (count < SECOND_COUNT) {
@@ -54,11 +52,23 @@ static void class_of(uint32_t count, uint32_t *first_p, uint32_t *second_p)
     *second_p = (count >> (power - SECOND_BITS)) & (SECOND_COUNT - 1);
 }
 
+// The free grains behind a run.
+static uint32_t gap_of(const kvs_pool_t *pool, uint32_t index)
+{
+    const run_t *run = &pool->runs[index];
+    uint32_t end = run->after == KVS_POOL_NONE ? pool->grains : pool->runs[run->after].first;
+    return end - run->first - run->count;
+}
+
 static void list_insert(kvs_pool_t *pool, uint32_t index)
 {
+    uint32_t gap = gap_of(pool, index);
+    if (gap == 0) {
+        return;
+    }
     uint32_t first, second;
     run_t *run = &pool->runs[index];
-    class_of(run->count, &first, &second);
+    class_of(gap, &first, &second);
     uint32_t *head = &pool->heads[first][second];
     run->prev = KVS_POOL_NONE;
     run->next = *head;
@@ -72,9 +82,13 @@ static void list_insert(kvs_pool_t *pool, uint32_t index)
 
 static void list_remove(kvs_pool_t *pool, uint32_t index)
 {
+    uint32_t gap = gap_of(pool, index);
+    if (gap == 0) {
+        return;
+    }
     uint32_t first, second;
     run_t *run = &pool->runs[index];
-    class_of(run->count, &first, &second);
+    class_of(gap, &first, &second);
     if (run->next != KVS_POOL_NONE) {
         pool->runs[run->next].prev = run->prev;
     }
@@ -95,7 +109,7 @@ static void list_remove(kvs_pool_t *pool, uint32_t index)
 static uint32_t descriptor_take(kvs_pool_t *pool)
 {
     uint32_t index = pool->unused;
-    AS_ASSERT(index != KVS_POOL_NONE); // 2 * runs_max + 1 are enough: no two free runs touch
+    AS_ASSERT(index != KVS_POOL_NONE);
     pool->unused = pool->runs[index].next;
     return index;
 }
@@ -110,30 +124,27 @@ static void descriptor_give(kvs_pool_t *pool, uint32_t index)
 as_status_t kvs_pool_alloc(size_t bytes, uint32_t runs_max, kvs_pool_t **pool_p)
 {
     size_t grains = bytes / KVS_POOL_GRAIN_BYTES;
-    if (grains == 0 || grains > INT32_MAX || runs_max == 0 || runs_max > INT32_MAX / 2) {
+    if (grains == 0 || grains > INT32_MAX || runs_max == 0 || runs_max > INT32_MAX) {
         return AS_ERR_LIMIT;
     }
-    uint32_t descriptors = 2 * runs_max + 1;
+    size_t descriptors = (size_t)runs_max + 1;
     kvs_pool_t *pool = as_mem_zalloc(1, sizeof(*pool) + descriptors * sizeof(run_t));
     if (!pool) {
         return AS_ERR_NO_MEMORY;
     }
     pool->grains = (uint32_t)grains;
     pool->runs_max = runs_max;
-    pool->descriptors = descriptors;
     pool->unused = KVS_POOL_NONE;
-    for (uint32_t i = descriptors; i > 0; i--) {
-        descriptor_give(pool, i - 1);
+    for (uint32_t i = runs_max; i > BEGIN; i--) {
+        descriptor_give(pool, i);
     }
     for (uint32_t first = 0; first < FIRST_COUNT; first++) {
         for (uint32_t second = 0; second < SECOND_COUNT; second++) {
             pool->heads[first][second] = KVS_POOL_NONE;
         }
     }
-    uint32_t all = descriptor_take(pool);
-    pool->runs[all] =
-        (run_t){.count = pool->grains, .before = KVS_POOL_NONE, .after = KVS_POOL_NONE};
-    list_insert(pool, all);
+    pool->runs[BEGIN] = (run_t){.before = KVS_POOL_NONE, .after = KVS_POOL_NONE};
+    list_insert(pool, BEGIN);
     *pool_p = pool;
     return AS_OK;
 }
@@ -143,7 +154,7 @@ void kvs_pool_free(kvs_pool_t *pool)
     as_mem_free(pool);
 }
 
-// A free run of at least `count` grains: from the first list all of whose runs are large enough.
+// A run with a gap of at least `count` grains: from the first list all of whose gaps are large enough.
 static uint32_t find(const kvs_pool_t *pool, uint32_t count)
 {
     uint32_t first, second;
@@ -164,7 +175,7 @@ static uint32_t find(const kvs_pool_t *pool, uint32_t count)
     return pool->heads[first][__builtin_ctz(bits)];
 }
 
-// The list of the class itself may hold a run that fits although not all of its runs do: the last
+// The list of the class itself may hold a gap that fits although not all of its gaps do: the last
 // resort of a nearly full pool, so that a run that was just given back can be taken again. Bounded,
 // not to cost a request.
 static uint32_t find_close(const kvs_pool_t *pool, uint32_t count)
@@ -173,7 +184,7 @@ static uint32_t find_close(const kvs_pool_t *pool, uint32_t count)
     class_of(count, &first, &second);
     uint32_t index = pool->heads[first][second];
     for (uint32_t i = 0; i < 16 && index != KVS_POOL_NONE; i++) {
-        if (pool->runs[index].count >= count) {
+        if (gap_of(pool, index) >= count) {
             return index;
         }
         index = pool->runs[index].next;
@@ -197,57 +208,38 @@ uint32_t kvs_pool_take(kvs_pool_t *pool, size_t bytes, size_t *offset_p)
         return KVS_POOL_NONE;
     }
     list_remove(pool, index);
-    run_t *run = &pool->runs[index];
-    if (run->count > count) {
-        uint32_t rest = descriptor_take(pool);
-        pool->runs[rest] = (run_t){.first = run->first + count,
-                                   .count = run->count - count,
-                                   .before = index,
-                                   .after = run->after};
-        if (run->after != KVS_POOL_NONE) {
-            pool->runs[run->after].before = rest;
-        }
-        run->after = rest;
-        run->count = count;
-        list_insert(pool, rest);
+    uint32_t taken = descriptor_take(pool);
+    run_t *before = &pool->runs[index], *run = &pool->runs[taken];
+    *run = (run_t){.first = before->first + before->count,
+                   .count = count,
+                   .before = index,
+                   .after = before->after};
+    if (run->after != KVS_POOL_NONE) {
+        pool->runs[run->after].before = taken;
     }
-    run->used = true;
+    before->after = taken;
+    list_insert(pool, taken);
     pool->used_grains += count;
     pool->runs_used++;
     *offset_p = (size_t)run->first * KVS_POOL_GRAIN_BYTES;
-    return index;
-}
-
-// `after` follows `index` and both are free: one run of both.
-static void join(kvs_pool_t *pool, uint32_t index, uint32_t after)
-{
-    run_t *run = &pool->runs[index];
-    run->count += pool->runs[after].count;
-    run->after = pool->runs[after].after;
-    if (run->after != KVS_POOL_NONE) {
-        pool->runs[run->after].before = index;
-    }
-    descriptor_give(pool, after);
+    return taken;
 }
 
 void kvs_pool_give(kvs_pool_t *pool, uint32_t index)
 {
-    AS_ASSERT(index < pool->descriptors && pool->runs[index].used);
+    AS_ASSERT(index != BEGIN && index <= pool->runs_max && pool->runs[index].count > 0);
     run_t *run = &pool->runs[index];
-    run->used = false;
+    uint32_t before = run->before;
+    list_remove(pool, index);
+    list_remove(pool, before);
     pool->used_grains -= run->count;
     pool->runs_used--;
-    uint32_t after = run->after, before = run->before;
-    if (after != KVS_POOL_NONE && !pool->runs[after].used) {
-        list_remove(pool, after);
-        join(pool, index, after);
+    pool->runs[before].after = run->after;
+    if (run->after != KVS_POOL_NONE) {
+        pool->runs[run->after].before = before;
     }
-    if (before != KVS_POOL_NONE && !pool->runs[before].used) {
-        list_remove(pool, before);
-        join(pool, before, index);
-        index = before;
-    }
-    list_insert(pool, index);
+    descriptor_give(pool, index);
+    list_insert(pool, before);
 }
 
 size_t kvs_pool_bytes(const kvs_pool_t *pool)
@@ -269,16 +261,17 @@ size_t kvs_pool_largest(const kvs_pool_t *pool)
     uint32_t second = 31u - (uint32_t)__builtin_clz(pool->second_bits[first]);
     uint32_t largest = 0;
     for (uint32_t i = pool->heads[first][second]; i != KVS_POOL_NONE; i = pool->runs[i].next) {
-        largest = pool->runs[i].count > largest ? pool->runs[i].count : largest;
+        uint32_t gap = gap_of(pool, i);
+        largest = gap > largest ? gap : largest;
     }
     return (size_t)largest * KVS_POOL_GRAIN_BYTES;
 }
 
-// Is this free run in the list of its class?
+// Is its gap in the list of its class?
 static bool is_listed(const kvs_pool_t *pool, uint32_t index)
 {
     uint32_t first, second;
-    class_of(pool->runs[index].count, &first, &second);
+    class_of(gap_of(pool, index), &first, &second);
     for (uint32_t i = pool->heads[first][second]; i != KVS_POOL_NONE; i = pool->runs[i].next) {
         if (i == index) {
             return true;
@@ -289,24 +282,16 @@ static bool is_listed(const kvs_pool_t *pool, uint32_t index)
 
 void kvs_pool_check(const kvs_pool_t *pool)
 {
-    uint32_t at = KVS_POOL_NONE;
-    for (uint32_t i = 0; i < pool->descriptors; i++) {
-        if (pool->runs[i].count > 0 && pool->runs[i].before == KVS_POOL_NONE) {
-            AS_ASSERT(at == KVS_POOL_NONE && pool->runs[i].first == 0);
-            at = i;
-        }
-    }
-    uint32_t grain = 0, used = 0, runs_used = 0;
-    bool free_before = false;
-    for (uint32_t before = KVS_POOL_NONE; at != KVS_POOL_NONE;
+    uint32_t grain = 0, used = 0, runs = 0;
+    for (uint32_t before = KVS_POOL_NONE, at = BEGIN; at != KVS_POOL_NONE;
          before = at, at = pool->runs[at].after) {
         const run_t *run = &pool->runs[at];
-        AS_ASSERT(run->first == grain && run->count > 0 && run->before == before);
-        AS_ASSERT(run->used || (!free_before && is_listed(pool, at)));
-        grain += run->count;
-        used += run->used ? run->count : 0;
-        runs_used += run->used;
-        free_before = !run->used;
+        AS_ASSERT(run->first >= grain && run->before == before &&
+                  (run->count > 0) == (at != BEGIN));
+        grain = run->first + run->count;
+        AS_ASSERT(grain <= pool->grains && is_listed(pool, at) == (gap_of(pool, at) > 0));
+        used += run->count;
+        runs++;
     }
-    AS_ASSERT(grain == pool->grains && used == pool->used_grains && runs_used == pool->runs_used);
+    AS_ASSERT(used == pool->used_grains && runs == pool->runs_used + 1);
 }
