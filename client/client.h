@@ -165,6 +165,13 @@ uint64_t assay_client_load_us(const assay_client_t *client, const uint64_t *node
 // Of the present stores; returns how many.
 uint32_t assay_client_rates(const assay_client_t *client, assay_rate_t *rates, uint32_t count_max);
 
+// What became of each copy of a put, best node first.
+typedef struct assay_put_copies {
+    uint32_t count; // that were to be written: fewer than asked for where there are fewer stores
+    uint32_t sent;  // whose bytes were sent, whatever became of them
+    as_status_t statuses[ASSAY_REPLICAS_MAX];
+} assay_put_copies_t;
+
 typedef struct assay_put_args {
     as_shape_t shape;
     as_key_t namespace_key;
@@ -186,6 +193,7 @@ typedef struct assay_put_args {
     // Not NULL: how many copies there are, written before on_done. Fewer than asked for: the put is
     // degraded, which is not an error.
     uint32_t *copies_p;
+    assay_put_copies_t *each_p; // the same one by one; may be NULL
     uint64_t deadline_us;
     // AS_OK (at least one copy was written) or AS_ERR_EXISTS (they were there): the block is at
     // node_id, the best of its nodes. AS_ERR_CONFLICT: a store has other bytes. Else what the best

@@ -101,6 +101,15 @@ static as_status_t put_result(const assay_put_t *put, uint32_t *copies_p, uint64
     return best->status;
 }
 
+static void tell_each(const assay_put_t *put, assay_put_copies_t *each)
+{
+    *each = (assay_put_copies_t){.count = put->copy_count};
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        each->statuses[i] = put->copies[i].status;
+        each->sent += put->copies[i].ticket != 0;
+    }
+}
+
 static void on_settle(void *ctx)
 {
     assay_put_t *put = ctx;
@@ -123,6 +132,9 @@ static void on_settle(void *ctx)
                       assay_now_us(put->client) - put->began_us);
     if (put->args.copies_p) {
         *put->args.copies_p = copies;
+    }
+    if (put->args.each_p) {
+        tell_each(put, put->args.each_p);
     }
     put_free(put);
     on_done(owner, status, node_id);

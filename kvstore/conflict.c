@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a RESERVE meets. A key names its bytes, so a second put of it brings the same ones: then it has
+// What a RESERVE meets: whether it can be at all, and what is here under its key. A key names its bytes, so a second put of it brings the same ones: then it has
 // nothing to send. Other bytes under the same key are a fault of some worker (its memory, its build,
 // its numerics) that no reader could see: the first put stays, the second is told, and it is counted.
 //
@@ -11,6 +11,24 @@
 #include "kvstore/store.h"
 
 #define TELL_US 10000000u // a line in the log at most so often
+
+as_status_t kvs_reserve_check(const as_wire_reserve_t *ask)
+{
+    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0) {
+        return AS_ERR_INVALID;
+    }
+    if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
+        ask->extent_bytes == 0 || ask->extent_bytes % sizeof(uint32_t) != 0 || ask->tokens == 0 ||
+        as_key_equal(&ask->key, &ask->parent)) {
+        return AS_ERR_INVALID;
+    }
+    if (ask->layers > AS_LAYERS_MAX || ask->extent_bytes > AS_WIRE_EXTENT_BYTES_MAX ||
+        (uint64_t)ask->layers * ask->extent_bytes > AS_WIRE_BLOCK_BYTES_MAX ||
+        ask->tokens > AS_BLOCK_TOKENS_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    return AS_OK;
+}
 
 static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
 {

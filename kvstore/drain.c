@@ -12,6 +12,7 @@
 //   OVER     the owner is told, and ends the store.
 //
 // What a block's other stores have already they say (peers.c): so only what has too few copies is sent.
+// What they refuse for good (dropped there lately, too large, other bytes) is not tried again.
 // Blocks that are on disk only stay there, for a later start.
 #include <stdlib.h>
 #include <string.h>
@@ -182,6 +183,7 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
     kvs_drain_t *drain = ctx;
     kvs_store_t *store = drain->store;
     kvs_drain_stat_t *stat = &drain->stat;
+    uint32_t again = drain->again;
     drain->under_way--;
     drain->under_way_bytes -= block->bytes;
     if (status == AS_OK) {
@@ -191,12 +193,14 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
         as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], block->bytes);
     } else if (status == AS_ERR_EXISTS) {
         stat->kept_blocks++;
+    } else if (status == AS_ERR_LIMIT || status == AS_ERR_CONFLICT || status == AS_ERR_NOT_FOUND) {
+        AS_DEBUG("drain", "a block was refused: %s", as_status_str(status));
     } else {
         AS_DEBUG("drain", "a block was not taken: %s", as_status_str(status));
         drain->order[drain->again++] = kvs_index_id(store->index, block);
         kvs_report_beat(store->report); // is that store still there?
     }
-    if (status == AS_OK || status == AS_ERR_EXISTS) {
+    if (drain->again == again) {
         drain->progress_us = now(drain);
     }
     hand_soon(drain);

@@ -152,7 +152,8 @@ void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p);
 // One listener; NULL function takes it away. Called from inside the store's work: it must not call
 // back into it.
 void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);
-// Forgets one block (false: there is none), or all; returns how many.
+// Forgets one block (false: there is none), or all; returns how many. For a while it is not taken as a
+// copy from another store, there or not.
 bool kvs_store_drop(kvs_store_t *store, const as_key_t *key, uint32_t tenant);
 uint64_t kvs_store_drop_all(kvs_store_t *store);
 // Forgets all blocks of a namespace, in RAM and on disk; returns how many. One that is being written

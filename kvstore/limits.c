@@ -133,6 +133,7 @@ uint64_t kvs_store_purge(kvs_store_t *store, const kvs_owner_t *owner)
 {
     uint64_t dropped = 0;
     uint32_t cursor = 0;
+    kvs_drops_owner(store, owner);
     for (const kvs_spec_t *at; (at = kvs_tier_next(store, &cursor)) != NULL;) {
         kvs_spec_t spec = *at;
         if (spec.tenant == owner->tenant &&

@@ -24,7 +24,8 @@
 typedef struct push {
     kvs_store_t *store;
     kvs_block_t *block; // pinned; NULL: of an image
-    uint32_t asked, copies;
+    uint32_t asked;
+    assay_put_copies_t each;
     kvs_push_done_fn done;
     void *ctx;
 } push_t;
@@ -232,6 +233,23 @@ static as_status_t client_make(kvs_store_t *store)
     return status;
 }
 
+// Of all copies: what may be tried again goes before what a store has decided.
+static as_status_t push_status(const push_t *push, as_status_t of_put)
+{
+    uint32_t kept = 0, dropped = 0, refused = 0;
+    for (uint32_t i = 0; i < push->each.count; i++) {
+        as_status_t status = push->each.statuses[i];
+        kept += status == AS_OK || status == AS_ERR_EXISTS;
+        dropped += status == AS_ERR_NOT_FOUND;
+        refused += status == AS_ERR_CONFLICT || status == AS_ERR_LIMIT;
+    }
+    uint32_t decided = kept + dropped + refused;
+    if (decided < push->asked) {
+        return decided > 0 ? AS_ERR_BUSY : of_put; // some store did not take it
+    }
+    return dropped > 0 ? AS_ERR_NOT_FOUND : of_put;
+}
+
 static void on_put(void *ctx, as_status_t status, uint64_t node_id)
 {
     (void)node_id;
@@ -239,10 +257,7 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
     kvs_store_t *store = push.store;
     as_pool_give(store->peers->pushes, ctx);
     store->peers->under_way--;
-    if ((status == AS_OK || status == AS_ERR_EXISTS) && push.copies < push.asked) {
-        status = AS_ERR_BUSY; // some store did not take it
-    }
-    push.done(push.ctx, push.block, status);
+    push.done(push.ctx, push.block, push_status(&push, status));
     if (push.block) {
         kvs_index_unpin(store->index, push.block);
     }
@@ -285,7 +300,7 @@ static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_
         .tenant = spec->tenant,
         .ttl_ms = left_ms < UINT32_MAX ? (uint32_t)left_ms : UINT32_MAX,
         .replicas = push->asked,
-        .copies_p = &push->copies,
+        .each_p = &push->each,
         .deadline_us = PUSH_DEADLINE_US,
         .on_done = on_put,
         .ctx = push,
@@ -314,7 +329,7 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn do
     if (!push) {
         return status;
     }
-    *push = (push_t){store, block, copies_of(store, &block->spec), 0, done, ctx};
+    *push = (push_t){store, block, copies_of(store, &block->spec), {0}, done, ctx};
     status = push_start(push, &block->spec, kvs_index_extent(store->index, block, 0));
     if (status == AS_OK) {
         kvs_index_pin(store->index, block);
@@ -330,6 +345,6 @@ as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const voi
     if (!push) {
         return status;
     }
-    *push = (push_t){store, NULL, copies_of(store, spec), 0, done, ctx};
+    *push = (push_t){store, NULL, copies_of(store, spec), {0}, done, ctx};
     return push_start(push, spec, image);
 }

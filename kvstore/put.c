@@ -52,6 +52,7 @@ typedef struct put {
     kvs_conn_t *conn;
     kvs_block_t *block;  // NULL when DEAD, STORING or AFFIRMING
     uint32_t digest;     // that RESERVE promised
+    bool is_copy;        // another store hands it over
     kvs_block_t *pinned; // while the network writes to it, also when DEAD
     uint64_t began_us, deadline_us;
     bool commit_asked; // a COMMIT came: nothing more is taken
@@ -268,25 +269,19 @@ void kvs_puts_end_conn(kvs_conn_t *conn)
     }
 }
 
-// ---- RESERVE
-
-static as_status_t reserve_check(const as_wire_reserve_t *ask)
+void kvs_puts_end_dropped(kvs_puts_t *puts)
 {
-    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0) {
-        return AS_ERR_INVALID;
+    for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
+        put_t *put = &puts->slots[slot];
+        left -= put->state != FREE;
+        if (put->state != FREE && put->is_copy && put->block &&
+            kvs_drops_has(puts->store, &put->block->spec)) {
+            put_end(put, AS_ERR_NOT_FOUND);
+        }
     }
-    if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
-        ask->extent_bytes == 0 || ask->extent_bytes % sizeof(uint32_t) != 0 || ask->tokens == 0 ||
-        as_key_equal(&ask->key, &ask->parent)) {
-        return AS_ERR_INVALID;
-    }
-    if (ask->layers > AS_LAYERS_MAX || ask->extent_bytes > AS_WIRE_EXTENT_BYTES_MAX ||
-        (uint64_t)ask->layers * ask->extent_bytes > AS_WIRE_BLOCK_BYTES_MAX ||
-        ask->tokens > AS_BLOCK_TOKENS_MAX) {
-        return AS_ERR_LIMIT;
-    }
-    return AS_OK;
 }
+
+// ---- RESERVE
 
 static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask)
 {
@@ -305,7 +300,7 @@ static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask
 static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t **put_p)
 {
     kvs_store_t *store = conn->store;
-    as_status_t status = reserve_check(ask);
+    as_status_t status = kvs_reserve_check(ask);
     if (status != AS_OK) {
         return status;
     }
@@ -315,11 +310,14 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (kvs_drain_is_on(store)) {
         return AS_ERR_BUSY;
     }
+    const kvs_spec_t spec = spec_of(store, ask);
     status = kvs_conflict_check(store, ask);
+    if (status == AS_OK) {
+        status = kvs_drops_check(store, &spec, ask->flags & AS_WIRE_COPY);
+    }
     if (status != AS_OK) {
         return status;
     }
-    const kvs_spec_t spec = spec_of(store, ask);
     size_t bytes = (size_t)spec.layers * (spec.extent_bytes + sizeof(uint32_t));
     if (bytes > kvs_pool_bytes(store->pool)) {
         return AS_ERR_LIMIT;
@@ -336,6 +334,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (status == AS_OK) {
         *put_p = put_take(conn, block);
         (*put_p)->digest = ask->digest;
+        (*put_p)->is_copy = ask->flags & AS_WIRE_COPY;
         kvs_store_evict_soon(store, 0);
         kvs_quota_watch(store, block);
     }

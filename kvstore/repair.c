@@ -117,11 +117,12 @@ static void turn_after(kvs_repair_t *repair, uint64_t bytes)
     }
 }
 
-// Whether asking again may help: not where the other store has its reasons, or the block is gone.
+// Whether asking again may help: not where the other store has its reasons. What was dropped there lately
+// may have been put again; else it is soon dropped here, too.
 static bool may_go_later(as_status_t status)
 {
     return status != AS_OK && status != AS_ERR_EXISTS && status != AS_ERR_CONFLICT &&
-           status != AS_ERR_LIMIT && status != AS_ERR_NOT_FOUND;
+           status != AS_ERR_LIMIT;
 }
 
 static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
@@ -167,7 +168,9 @@ static bool ram_turn(kvs_repair_t *repair)
         if (is_wanted(repair, block)) {
             as_status_t status = kvs_push(store, block, on_pushed, repair);
             repair->under_way += status == AS_OK;
-            repair->failed += status != AS_OK && status != AS_ERR_BUSY;
+            // Not found: its time to live is over.
+            repair->failed +=
+                status != AS_OK && status != AS_ERR_BUSY && status != AS_ERR_NOT_FOUND;
             repair->cursor += status != AS_ERR_BUSY;
             break;
         }

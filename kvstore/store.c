@@ -266,6 +266,9 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_repair_alloc(store);
     }
     if (status == AS_OK) {
+        status = kvs_drops_alloc(store);
+    }
+    if (status == AS_OK) {
         status = kvs_admin_alloc(store);
     }
     if (status == AS_OK) {
@@ -335,6 +338,7 @@ void kvs_store_free(kvs_store_t *store)
     as_loop_unpost(store->options.loop, &store->evict);
     as_loop_unpost(store->options.loop, &store->quota_evict);
     kvs_suspects_free(store);
+    kvs_drops_free(store);
     kvs_admin_free(store);
     kvs_admit_free(store);
     kvs_puts_free(store->puts);
@@ -392,6 +396,7 @@ void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx)
 bool kvs_store_drop(kvs_store_t *store, const as_key_t *key, uint32_t tenant)
 {
     bool any = false;
+    kvs_drops_key(store, key, tenant);
     for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
         any |=
             kvs_tier_remove(store, key, kvs_realm(tenant, kind)); // first: leaving RAM is told then
@@ -407,6 +412,7 @@ bool kvs_store_drop(kvs_store_t *store, const as_key_t *key, uint32_t tenant)
 
 uint64_t kvs_store_drop_all(kvs_store_t *store)
 {
+    kvs_drops_all(store);
     uint64_t dropped = kvs_tier_remove_all(store);
     for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
         kvs_block_t *block;

@@ -131,6 +131,7 @@ typedef struct kvs_admit kvs_admit_t;
 typedef struct kvs_peers kvs_peers_t;
 typedef struct kvs_drain kvs_drain_t;
 typedef struct kvs_repair kvs_repair_t;
+typedef struct kvs_drops kvs_drops_t;
 
 struct kvs_store {
     uint64_t magic;
@@ -151,6 +152,7 @@ struct kvs_store {
     kvs_peers_t *peers;
     kvs_drain_t *drain;
     kvs_repair_t *repair;
+    kvs_drops_t *drops;
     kvs_report_t *report; // NULL: no scheduler is told
     kvs_event_fn listener;
     void *listener_ctx;
@@ -230,7 +232,23 @@ void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *
 void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg);
 void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
 
-// conflict.c: what a RESERVE meets. AS_OK: nobody has the key.
+// Ends the copies under way of what was dropped (drops.c).
+void kvs_puts_end_dropped(kvs_puts_t *puts);
+
+// drops.c: what was dropped lately, and is not taken as a copy for a while.
+as_status_t kvs_drops_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_drops_free(kvs_store_t *store);
+// What is dropped now: blocks of a key, of an owner, all of them. Ends copies of them on their way here.
+void kvs_drops_key(kvs_store_t *store, const as_key_t *key, uint32_t tenant);
+void kvs_drops_owner(kvs_store_t *store, const kvs_owner_t *owner);
+void kvs_drops_all(kvs_store_t *store);
+bool kvs_drops_has(kvs_store_t *store, const kvs_spec_t *spec);
+// Of a RESERVE. AS_ERR_NOT_FOUND: a copy of what was dropped. Put by a worker it is no longer dropped.
+as_status_t kvs_drops_check(kvs_store_t *store, const kvs_spec_t *spec, bool is_copy) AS_MUST_USE;
+
+// conflict.c: what a RESERVE meets. Whether its figures are within all limits.
+as_status_t kvs_reserve_check(const as_wire_reserve_t *ask) AS_MUST_USE;
+// AS_OK: nobody has the key.
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask) AS_MUST_USE;
 // The digest that another writer of the block promised.
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
@@ -310,7 +328,8 @@ typedef struct kvs_share {
 } kvs_share_t;
 kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place);
 // Hands a SEALED block to the others that should have a copy, of which there must be one. `done`:
-// AS_OK, one or more of them have it since now, AS_ERR_EXISTS, all had it; else not all have it.
+// AS_OK, one or more of them have it since now, AS_ERR_EXISTS, all had it; else not all have it:
+// AS_ERR_LIMIT and AS_ERR_CONFLICT, for good; AS_ERR_NOT_FOUND, it was dropped there lately.
 typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status);
 as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done,
                      void *ctx) AS_MUST_USE;

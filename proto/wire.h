@@ -324,7 +324,8 @@ _Static_assert(offsetof(as_wire_reserve_t, place) == 144, "layout on the wire");
 
 // RESERVED
 //     16     4  status: EXISTS when the block is there or is being written by another, CONFLICT when
-//               that one has another digest; a durable one or a copy that is being written is BUSY
+//               that one has another digest; a durable one or a copy that is being written is BUSY;
+//               NOT_FOUND to a copy of a block that was dropped lately
 //     20     4  time until the reservation expires, ms
 //     24     8  ticket
 typedef struct as_wire_reserved {

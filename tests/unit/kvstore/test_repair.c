@@ -127,7 +127,8 @@ static void what_the_best_store_has_lost_comes_from_the_other(void **state)
         best = rank == 0 ? s : best;
         third = rank == 2 ? s : third;
     }
-    assert_true(kvs_store_drop(world.stores[best], &world.keys[3], AS_TENANT_NONE));
+    kvs_index_t *index = world.stores[best]->index;
+    kvs_index_doom(index, kvs_index_find(index, &world.keys[3], AS_WIRE_FULL));
     assert_int_equal(peers_copies(3), 1);
     peers_store_end(third, true);
     wait_for_copies(2, 32, DEAD_US + 5 * S);
