@@ -178,8 +178,9 @@ static void hand_soon(kvs_drain_t *drain)
     }
 }
 
-static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
+static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
 {
+    (void)sent;
     kvs_drain_t *drain = ctx;
     kvs_store_t *store = drain->store;
     kvs_drain_stat_t *stat = &drain->stat;

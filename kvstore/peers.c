@@ -257,7 +257,7 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
     kvs_store_t *store = push.store;
     as_pool_give(store->peers->pushes, ctx);
     store->peers->under_way--;
-    push.done(push.ctx, push.block, push_status(&push, status));
+    push.done(push.ctx, push.block, push_status(&push, status), push.each.sent);
     if (push.block) {
         kvs_index_unpin(store->index, push.block);
     }

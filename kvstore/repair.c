@@ -12,7 +12,7 @@
 //
 // Asking is handing over (peers.c): a store that has the block says so and nothing is sent. So the
 // first holder by rank does the work, no copy is sent twice, and nobody keeps a list of who has what.
-// What is sent and asked is paced. When the stores change meanwhile, it begins anew; while there are
+// What is sent and asked is paced, all copies of a block counted. When the stores change meanwhile, it begins anew; while there are
 // fewer stores than copies, it is owed, and done once there are more.
 #include <string.h>
 
@@ -67,6 +67,14 @@ static void wait_for_peers(kvs_repair_t *repair, uint64_t us)
     as_timer_start(repair->timer, us);
 }
 
+static void turn_after(kvs_repair_t *repair, uint64_t bytes)
+{
+    if (repair->phase > WAITING && !repair->stopped) {
+        uint64_t rate = repair->store->options.repair_bytes_per_second;
+        as_timer_start(repair->timer, kvs_pace_spend(&repair->pace, bytes, rate, now(repair)));
+    }
+}
+
 static void begin(kvs_repair_t *repair)
 {
     kvs_store_t *store = repair->store;
@@ -84,9 +92,8 @@ static void begin(kvs_repair_t *repair)
     repair->began_us = now(repair);
     repair->cursor = repair->failed = 0;
     repair->repaired = repair->bytes = repair->kept = 0;
-    repair->pace.due_us = now(repair);
     set_pending(repair, in_ram > disk.blocks ? in_ram : disk.blocks);
-    as_timer_start(repair->timer, 0);
+    turn_after(repair, 0);
 }
 
 static void end(kvs_repair_t *repair)
@@ -109,14 +116,6 @@ static void end(kvs_repair_t *repair)
     repair->phase = IDLE;
 }
 
-static void turn_after(kvs_repair_t *repair, uint64_t bytes)
-{
-    if (repair->phase > WAITING && !repair->stopped) {
-        uint64_t rate = repair->store->options.repair_bytes_per_second;
-        as_timer_start(repair->timer, kvs_pace_spend(&repair->pace, bytes, rate, now(repair)));
-    }
-}
-
 // Whether asking again may help: not where the other store has its reasons. What was dropped there lately
 // may have been put again; else it is soon dropped here, too.
 static bool may_go_later(as_status_t status)
@@ -125,11 +124,11 @@ static bool may_go_later(as_status_t status)
            status != AS_ERR_LIMIT;
 }
 
-static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
+static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
 {
     kvs_repair_t *repair = ctx;
     const kvs_spec_t *spec = block ? &block->spec : &repair->spec;
-    uint64_t bytes = (uint64_t)spec->layers * spec->extent_bytes;
+    uint64_t bytes = (uint64_t)spec->layers * spec->extent_bytes * sent;
     repair->under_way--;
     if (status == AS_OK) {
         repair->repaired++;
@@ -144,7 +143,7 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status)
         as_mem_free(repair->image);
         repair->image = NULL;
     }
-    turn_after(repair, status == AS_OK ? bytes : 0);
+    turn_after(repair, bytes);
 }
 
 // ---- RAM

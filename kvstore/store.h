@@ -330,7 +330,8 @@ kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place);
 // Hands a SEALED block to the others that should have a copy, of which there must be one. `done`:
 // AS_OK, one or more of them have it since now, AS_ERR_EXISTS, all had it; else not all have it:
 // AS_ERR_LIMIT and AS_ERR_CONFLICT, for good; AS_ERR_NOT_FOUND, it was dropped there lately.
-typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status);
+// `sent`: to how many its bytes went, whatever became of them.
+typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent);
 as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done,
                      void *ctx) AS_MUST_USE;
 // The same of one that lies elsewhere, as in the pool (disk/image.h), until `done`, whose block is NULL.

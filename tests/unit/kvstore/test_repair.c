@@ -178,6 +178,30 @@ static void it_goes_at_its_rate_while_requests_are_served(void **state)
     assert_true(took_us >= at_least_us);
 }
 
+// Each block lacks two copies, which are sent at once.
+static void the_rate_is_of_all_copies(void **state)
+{
+    (void)state;
+    const uint64_t rate = 64u << 10;
+    begin_with(4, 3, rate);
+    world.replicas = 1;
+    put_chain(&world, AS_RUN_BLOCKS);
+    peers_store_end(peers_has(0, 0) ? 1 : 0, true); // one that holds nothing
+    while (repaired() == 0) {
+        world_pass(&world, 1000);
+    }
+    uint64_t took_us = wait_for_copies(3, AS_RUN_BLOCKS, 60 * S);
+    uint64_t at_least_us = (AS_RUN_BLOCKS - 4) * 2 * as_block_bytes(&world.shape) * S / rate;
+    assert_true(took_us >= at_least_us);
+    world_pass(&world, S);
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < 4; i++) {
+        bytes += world.stores[i] ? peers_stat(i).repaired_bytes : 0;
+    }
+    assert_int_equal(repaired(), AS_RUN_BLOCKS);
+    assert_int_equal(bytes, 2 * AS_RUN_BLOCKS * as_block_bytes(&world.shape));
+}
+
 static void when_another_store_goes_meanwhile_it_begins_anew(void **state)
 {
     (void)state;
@@ -324,6 +348,7 @@ int main(void)
         TEST(what_the_best_store_has_lost_comes_from_the_other),
         TEST(with_fewer_stores_than_copies_it_is_done_when_another_comes),
         TEST(it_goes_at_its_rate_while_requests_are_served),
+        TEST(the_rate_is_of_all_copies),
         TEST(when_another_store_goes_meanwhile_it_begins_anew),
         TEST(a_scheduler_that_starts_again_makes_nobody_send),
         TEST(after_a_drain_only_questions_are_asked),
