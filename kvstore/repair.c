@@ -12,8 +12,9 @@
 //
 // Asking is handing over (peers.c): a store that has the block says so and nothing is sent. So the
 // first holder by rank does the work, no copy is sent twice, and nobody keeps a list of who has what.
-// What is sent and asked is paced, all copies of a block counted. When the stores change meanwhile, it begins anew; while there are
-// fewer stores than copies, it is owed, and done once there are more.
+// What is sent and asked is paced, all copies of a block counted. When the stores change meanwhile, it goes all the way round
+// from where it was: so that stores which come and go do not keep it among the same first blocks. While there
+// are fewer stores than copies, it is owed, and done once there are more.
 #include <string.h>
 
 #include "common/log.h"
@@ -36,7 +37,11 @@ struct kvs_repair {
     phase_t phase;
     bool owed; // some block may have too few copies
     bool stopped;
-    uint32_t cursor; // of the index, or of the disk
+    phase_t round;      // where it is: one of the last three
+    uint32_t cursor;    // of the index, or of the disk
+    phase_t from_round; // where it began
+    uint32_t from_cursor;
+    bool around; // it has been at the end since
     uint32_t under_way;
     uint32_t failed, retries;
     uint64_t began_us;
@@ -88,9 +93,11 @@ static void begin(kvs_repair_t *repair)
     }
     kvs_tier_stat(store, &disk);
     uint64_t in_ram = kvs_index_count(store->index, KVS_SEALED);
-    repair->phase = IN_RAM_FIRST;
+    repair->phase = repair->from_round = repair->round;
+    repair->from_cursor = repair->cursor;
+    repair->around = false;
     repair->began_us = now(repair);
-    repair->cursor = repair->failed = 0;
+    repair->failed = 0;
     repair->repaired = repair->bytes = repair->kept = 0;
     set_pending(repair, in_ram > disk.blocks ? in_ram : disk.blocks);
     turn_after(repair, 0);
@@ -108,6 +115,8 @@ static void end(kvs_repair_t *repair)
                 (unsigned long long)repair->kept, repair->failed);
     }
     set_pending(repair, repair->failed);
+    repair->round = IN_RAM_FIRST;
+    repair->cursor = 0;
     if (repair->failed > 0 && repair->retries++ < RETRIES_MAX) {
         wait_for_peers(repair, wait_us);
         return;
@@ -157,11 +166,17 @@ static bool is_wanted(const kvs_repair_t *repair, const kvs_block_t *block)
     return share.copies > 0 && (share.rank == 0) == (repair->phase == IN_RAM_FIRST);
 }
 
+// Where this round ends.
+static uint32_t end_of(const kvs_repair_t *repair, uint32_t last)
+{
+    return repair->around && repair->round == repair->from_round ? repair->from_cursor : last;
+}
+
 // Whether there is more of this round.
 static bool ram_turn(kvs_repair_t *repair)
 {
     kvs_store_t *store = repair->store;
-    uint32_t end_at = kvs_index_blocks_max(store->index);
+    uint32_t end_at = end_of(repair, kvs_index_blocks_max(store->index));
     for (uint32_t looks = 0; looks < LOOKS_MAX && repair->cursor < end_at; looks++) {
         kvs_block_t *block = kvs_index_at(store->index, repair->cursor);
         if (is_wanted(repair, block)) {
@@ -200,13 +215,15 @@ static bool disk_turn(kvs_repair_t *repair)
 {
     kvs_store_t *store = repair->store;
     const kvs_spec_t *spec = NULL;
+    bool ram_is_done = repair->from_round == IN_RAM_FIRST && repair->from_cursor == 0;
     for (uint32_t looks = 0; looks < LOOKS_MAX; looks++) {
-        spec = kvs_tier_next(store, &repair->cursor);
+        bool is_end = repair->cursor >= end_of(repair, UINT32_MAX);
+        spec = is_end ? NULL : kvs_tier_next(store, &repair->cursor);
         if (!spec) {
             return false;
         }
         const kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
-        bool is_in_ram = block && block->sealed_us < repair->began_us; // else it was not looked at
+        bool is_in_ram = ram_is_done && block && block->sealed_us < repair->began_us; // looked at
         if (!is_in_ram && spec->kind == AS_WIRE_FULL &&
             kvs_peers_share(store, spec->place).copies > 0) {
             break;
@@ -231,6 +248,25 @@ static bool disk_turn(kvs_repair_t *repair)
 
 // ---- turns
 
+static void next_round(kvs_repair_t *repair)
+{
+    bool is_over = repair->around && repair->round == repair->from_round;
+    bool pauses = repair->round == IN_RAM_FIRST;
+    repair->around |= repair->round == ON_DISK;
+    repair->round = repair->round == ON_DISK ? IN_RAM_FIRST : repair->round + 1;
+    repair->cursor = 0;
+    if (is_over) {
+        end(repair);
+        return;
+    }
+    repair->phase = repair->round;
+    if (pauses) { // others hear of a loss up to a heartbeat later
+        as_timer_start(repair->timer, 2 * repair->store->options.repair_wait_us);
+    } else {
+        turn_after(repair, 0);
+    }
+}
+
 static void on_timer(void *ctx)
 {
     kvs_repair_t *repair = ctx;
@@ -250,14 +286,8 @@ static void on_timer(void *ctx)
         turn_after(repair, repair->under_way > 0 ? ASK_BYTES : 0);
     } else if (repair->under_way > 0) {
         as_timer_start(repair->timer, BUSY_US); // the last of this round
-    } else if (repair->phase == ON_DISK) {
-        end(repair);
     } else {
-        bool pauses = repair->phase == IN_RAM_FIRST;
-        repair->phase++;
-        repair->cursor = 0;
-        // Others hear of a loss up to a heartbeat later.
-        as_timer_start(repair->timer, pauses ? 2 * repair->store->options.repair_wait_us : 0);
+        next_round(repair);
     }
 }
 
@@ -279,6 +309,7 @@ as_status_t kvs_repair_alloc(kvs_store_t *store)
     }
     store->repair = repair;
     repair->store = store;
+    repair->round = IN_RAM_FIRST;
     return as_timer_alloc(store->options.loop, on_timer, repair, &repair->timer);
 }
 

@@ -225,6 +225,32 @@ static void when_another_store_goes_meanwhile_it_begins_anew(void **state)
     assert_true(two > 0);
 }
 
+// The list of stores changes every three seconds, and a second of them is waited each time: what can be
+// done in between is a part of a pass.
+static void stores_that_come_and_go_do_not_keep_it_at_the_beginning(void **state)
+{
+    (void)state;
+    const uint64_t rate = 16u << 10; // 2 blocks a second
+    begin(4, rate);
+    put_chain(&world, 64);
+    uint64_t lost = peers_stat(0).blocks;
+    peers_store_end(0, true);
+    while (repaired() == 0) {
+        world_pass(&world, 10000);
+    }
+    uint64_t began_us = as_loop_now_us(world.loop);
+    for (uint32_t change = 0; !all_have(2, 64); change++) {
+        assert_true(change < 30);
+        for (uint32_t i = 1; i < 4; i++) {
+            kvs_repair_on_peers(world.stores[i], true, true);
+        }
+        world_pass(&world, 3 * S);
+    }
+    uint64_t at_least_us = (lost - 6) * as_block_bytes(&world.shape) * S / rate / 3;
+    assert_true(as_loop_now_us(world.loop) - began_us >= at_least_us);
+    assert_int_equal(repaired(), lost);
+}
+
 // A scheduler that has just started knows none of the stores, then some, then all of them.
 static void a_scheduler_that_starts_again_makes_nobody_send(void **state)
 {
@@ -350,6 +376,7 @@ int main(void)
         TEST(it_goes_at_its_rate_while_requests_are_served),
         TEST(the_rate_is_of_all_copies),
         TEST(when_another_store_goes_meanwhile_it_begins_anew),
+        TEST(stores_that_come_and_go_do_not_keep_it_at_the_beginning),
         TEST(a_scheduler_that_starts_again_makes_nobody_send),
         TEST(after_a_drain_only_questions_are_asked),
         TEST(whatever_happens_all_that_lives_has_its_copies_in_the_end),
