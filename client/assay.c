@@ -219,6 +219,7 @@ static void on_refresh(void *ctx)
 {
     assay_t *assay = ctx;
     as_timer_start(assay->refresh, REFRESH_US);
+    as_rpc_tls_refresh();
     if (!assay->asking) {
         const Assay__StatRequest request = ASSAY__STAT_REQUEST__INIT;
         assay->asking = as_rpc_call(assay->scheduler, "Stat", &request.base, assay->timeout_us,

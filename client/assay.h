@@ -53,7 +53,8 @@ typedef struct assay_config {
     const char *scheduler;  // "host:port"
     uint32_t timeout_ms;    // of each call that names none; 0: 10000
     uint32_t in_flight_max; // operations; one more is ASSAY_BUSY. 0: 64; at most 1024
-    // PEM files of mutual TLS with the scheduler: all three, or none for plain text.
+    // PEM files of mutual TLS with the scheduler: all three, or none for plain text;
+    // read again when they change.
     const char *tls_ca, *tls_cert, *tls_key;
     // File with the token that stores with tenants admit this client by (`assay token issue`), or NULL;
     // read again when it changes.

@@ -65,6 +65,8 @@ void assay_client_set_token(assay_client_t *client, const as_token_sealed_t *tok
 // The same from a file, which is read again when it changes; `path` must stay. AS_ERR_CONFIG: it
 // holds none, which was logged. Once for each client.
 as_status_t assay_client_use_token_file(assay_client_t *client, const char *path) AS_MUST_USE;
+// Reads that file again, if there is one; what is wrong with it is logged, and the token stays.
+void assay_client_reload(assay_client_t *client);
 bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p); // false: none
 // Whether a present store refused the token, or a question for want of a right, since it was set.
 bool assay_client_is_denied(const assay_client_t *client);

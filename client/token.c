@@ -53,13 +53,21 @@ static as_status_t read_file(assay_client_t *client)
     return AS_OK;
 }
 
+void assay_client_reload(assay_client_t *client)
+{
+    if (client->token_file) {
+        as_file_changed(client->token_file, &client->token_stamp);
+        as_status_t status = read_file(client);
+        AS_INFO("client", "the token's file is read again: %s",
+                status == AS_OK ? "what it holds is used" : "the old one is kept");
+    }
+}
+
 static void on_look(void *ctx)
 {
     assay_client_t *client = ctx;
     if (as_file_changed(client->token_file, &client->token_stamp)) {
-        as_status_t status = read_file(client);
-        AS_INFO("client", "the token's file has changed: %s",
-                status == AS_OK ? "the new one is used" : "the old one is kept");
+        assay_client_reload(client);
     }
     as_timer_start(client->token_timer, LOOK_US);
 }

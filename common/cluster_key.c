@@ -13,6 +13,7 @@
 
 #include "common/block.h"
 #include "common/log.h"
+#include "common/metrics.h"
 
 _Static_assert(sizeof(as_key_t) == AS_CLUSTER_KEY_BYTES, "both are written as 64 digits");
 
@@ -147,29 +148,56 @@ void as_cluster_keys_wipe(as_cluster_keys_t *keys)
 
 // ---- a file that changes
 
+enum { TAKEN, REFUSED, KEYS, METRIC_COUNT };
+
+#define READS(result_)                                                                             \
+    {                                                                                              \
+        .name = "assay_cluster_key_reads_total",                                                   \
+        .help = "Key files of the cluster that were read, by what became of it",                   \
+        .type = AS_METRIC_COUNTER, .label = "result=\"" result_ "\""                               \
+    }
+
+static as_metric_t metrics[METRIC_COUNT] = {
+    [TAKEN] = READS("taken"),
+    [REFUSED] = READS("refused"),
+    [KEYS] = {.name = "assay_cluster_keys",
+              .help = "Keys of the cluster by which tokens hold",
+              .type = AS_METRIC_GAUGE},
+};
+
 static as_status_t ring_read(as_cluster_ring_t *ring)
 {
     char why[AS_CLUSTER_KEY_WHY_BYTES];
     as_status_t status = as_cluster_keys_read(ring->path, &ring->keys, why);
+    as_metric_add(&metrics[status == AS_OK ? TAKEN : REFUSED], 1);
     if (status != AS_OK) {
         AS_ERROR("token", "--cluster-key %s: %s", ring->path, why);
+    } else {
+        as_metric_set(&metrics[KEYS], ring->keys.count);
     }
     return status;
 }
 
 as_status_t as_cluster_ring_open(as_cluster_ring_t *ring, const char *path)
 {
+    as_metric_register(metrics, METRIC_COUNT);
     *ring = (as_cluster_ring_t){.path = path};
     as_file_changed(path, &ring->stamp);
     return ring_read(ring);
 }
 
-bool as_cluster_ring_refresh(as_cluster_ring_t *ring)
+bool as_cluster_ring_reload(as_cluster_ring_t *ring)
 {
-    if (!as_file_changed(ring->path, &ring->stamp) || ring_read(ring) != AS_OK) {
+    as_file_changed(ring->path, &ring->stamp);
+    if (ring_read(ring) != AS_OK) {
         return false;
     }
     AS_INFO("token", "read the cluster's keys again: %u, the first is %08x", ring->keys.count,
             ring->keys.keys[0].id);
     return true;
+}
+
+bool as_cluster_ring_refresh(as_cluster_ring_t *ring)
+{
+    return as_file_changed(ring->path, &ring->stamp) && as_cluster_ring_reload(ring);
 }

@@ -53,5 +53,7 @@ as_status_t as_cluster_ring_open(as_cluster_ring_t *ring, const char *path) AS_M
 // Reads it again where it has changed; true: there are other keys now. A file that is damaged or gone
 // is logged and leaves the keys as they were.
 bool as_cluster_ring_refresh(as_cluster_ring_t *ring);
+// The same, changed or not.
+bool as_cluster_ring_reload(as_cluster_ring_t *ring);
 
 #endif

@@ -11,7 +11,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 
-#define SIGNAL_COUNT 2
+#define SIGNAL_COUNT 3
 
 static as_status_t complain(const char *program, const char *option, const char *value,
                             const char *accepted)
@@ -51,16 +51,23 @@ as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
 // ---- Signals
 
 struct as_daemon_signals {
-    as_daemon_signal_fn on_signal;
-    void *ctx;
+    as_daemon_handlers_t handlers;
     uv_signal_t handles[SIGNAL_COUNT];
     int open;
 };
 
 static void on_uv_signal(uv_signal_t *handle, int number)
 {
-    as_daemon_signals_t *signals = handle->data;
-    signals->on_signal(signals->ctx, number);
+    const as_daemon_handlers_t *handlers = &((as_daemon_signals_t *)handle->data)->handlers;
+    if (number != SIGHUP) {
+        handlers->on_end(handlers->ctx, number);
+        return;
+    }
+    AS_INFO("main", "SIGHUP: reading files again");
+    as_rpc_tls_reload();
+    if (handlers->on_reload) {
+        handlers->on_reload(handlers->ctx);
+    }
 }
 
 static void on_closed(uv_handle_t *handle)
@@ -71,17 +78,16 @@ static void on_closed(uv_handle_t *handle)
     }
 }
 
-as_status_t as_daemon_signals_alloc(as_loop_t *loop, as_daemon_signal_fn on_signal, void *ctx,
+as_status_t as_daemon_signals_alloc(as_loop_t *loop, const as_daemon_handlers_t *handlers,
                                     as_daemon_signals_t **signals_p)
 {
-    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT};
+    static const int numbers[SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGHUP};
     AS_ASSERT(as_loop_uv(loop));
     as_daemon_signals_t *signals = as_mem_zalloc(1, sizeof(*signals));
     if (!signals) {
         return AS_ERR_NO_MEMORY;
     }
-    signals->on_signal = on_signal;
-    signals->ctx = ctx;
+    signals->handlers = *handlers;
     signal(SIGPIPE, SIG_IGN);
     int error = 0;
     for (int i = 0; i < SIGNAL_COUNT && error == 0; i++) {

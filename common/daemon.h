@@ -34,10 +34,16 @@ typedef struct as_daemon_flags {
 as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
                             as_daemon_flags_t *flags, as_options_outcome_t *outcome_p) AS_MUST_USE;
 
-// SIGTERM and SIGINT, on the loop's thread; SIGPIPE is ignored from now on.
+// Signals, on the loop's thread; SIGPIPE is ignored from now on. SIGTERM and SIGINT call on_end. SIGHUP
+// has the files of mutual TLS read again, and then calls on_reload for those of the daemon's own; NULL:
+// it has none.
 typedef struct as_daemon_signals as_daemon_signals_t;
-typedef void (*as_daemon_signal_fn)(void *ctx, int number);
-as_status_t as_daemon_signals_alloc(as_loop_t *loop, as_daemon_signal_fn on_signal, void *ctx,
+typedef struct as_daemon_handlers {
+    void (*on_end)(void *ctx, int number);
+    void (*on_reload)(void *ctx);
+    void *ctx;
+} as_daemon_handlers_t;
+as_status_t as_daemon_signals_alloc(as_loop_t *loop, const as_daemon_handlers_t *handlers,
                                     as_daemon_signals_t **signals_p) AS_MUST_USE;
 // Before the loop is freed. NULL is fine.
 void as_daemon_signals_free(as_daemon_signals_t *signals);

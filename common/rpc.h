@@ -25,6 +25,14 @@ typedef struct as_rpc_tls {
     const char *key_file;
 } as_rpc_tls_t;
 
+// Reads the files of all servers and clients of this process again, from any thread. Handshakes from now
+// on use what they hold; connections that are there stay. Files that do not belong together, as
+// as_tls_check() says, leave what was in force as it was, all three of them; it is logged and
+// counted.
+void as_rpc_tls_reload(void);
+// The same where a file has changed since the last look: for who gets no signal.
+void as_rpc_tls_refresh(void);
+
 // address "host:port", port 0 picks one. Services must be added before start, and outlive the
 // server.
 as_status_t as_rpc_server_alloc(as_loop_t *loop, const char *address, const as_rpc_tls_t *tls,

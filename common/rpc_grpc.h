@@ -52,17 +52,35 @@ void rpc_hub_drain(rpc_hub_t *hub, rpc_owner_t *owner);
 // Call before each event is handed to gRPC as a tag.
 void rpc_owe(rpc_owner_t *owner);
 
+// Identity: what the files of mutual TLS held when they were read last, shared by all of this process
+// that are given the same files. as_rpc_tls_reload() replaces it. It outlives whoever took it.
+typedef struct rpc_identity rpc_identity_t;
+
+// Who has taken an identity, and what of it is in use there.
+typedef struct rpc_credentials {
+    rpc_identity_t *identity; // NULL: plain text
+    uint64_t generation;
+} rpc_credentials_t;
+
+// *tls is not used after. AS_ERR_CONFIG: a file is missing or cannot be read; it is logged.
+as_status_t rpc_credentials_take(const as_rpc_tls_t *tls,
+                                 rpc_credentials_t *credentials_p) AS_MUST_USE;
+void rpc_credentials_give(rpc_credentials_t *credentials);
+// Of a server, which asks again at each handshake, on gRPC's threads: *credentials stays where it is
+// until the server is destroyed.
+as_status_t rpc_credentials_of_server(rpc_credentials_t *credentials,
+                                      grpc_server_credentials **creds_p) AS_MUST_USE;
+// Of a channel, which keeps them: to be replaced when they have changed.
+as_status_t rpc_credentials_of_channel(rpc_credentials_t *credentials,
+                                       grpc_channel_credentials **creds_p) AS_MUST_USE;
+bool rpc_credentials_changed(const rpc_credentials_t *credentials);
+
 // The nearest gRPC code, and back. `was_connected` tells a lost peer from an unreachable one.
 grpc_status_code rpc_code_of(as_status_t status);
 as_status_t rpc_status_of(grpc_status_code code, bool was_connected);
 
 // "host:port" and nothing else: gRPC would also take URIs, socket paths and names without a port.
 bool rpc_address_valid(const char *address);
-as_status_t rpc_server_credentials(const as_rpc_tls_t *tls,
-                                   grpc_server_credentials **creds_p) AS_MUST_USE;
-as_status_t rpc_client_credentials(const as_rpc_tls_t *tls,
-                                   grpc_channel_credentials **creds_p) AS_MUST_USE;
-
 // A message as a byte buffer and back. Destroys nothing that it is given.
 as_status_t rpc_pack(const ProtobufCMessage *message, grpc_byte_buffer **buffer_p) AS_MUST_USE;
 as_status_t rpc_unpack(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *buffer,

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gRPC client: one channel to one target, any number of calls up to CALLS_MAX in flight.
+// The gRPC client: a channel to one target, any number of calls up to CALLS_MAX in flight. When its
+// certificates have been replaced, new calls go by a new channel, and the old one ends with its last
+// call.
 //
 // Calls do not wait for a connection: while none can be made they fail at once, and the caller
 // decides when to try again. A call id is a slot number and the count of calls so far, so an id is
@@ -30,8 +32,15 @@
 
 typedef struct rpc_client rpc_client_t;
 
+typedef struct rpc_channel {
+    grpc_channel *channel;
+    uint32_t refs; // its calls, and the client while it is the present one
+    void *registered[METHODS_MAX];
+} rpc_channel_t;
+
 typedef struct client_call {
     rpc_client_t *client;
+    rpc_channel_t *channel;
     uint64_t id;
     const ProtobufCMethodDescriptor *method;
     as_rpc_done_fn done;
@@ -50,11 +59,11 @@ struct rpc_client {
     as_rpc_client_t head;
     uint64_t magic;
     rpc_owner_t owner;
-    grpc_channel *channel;
-    void *registered[METHODS_MAX];
+    rpc_channel_t *channel; // for new calls
+    rpc_credentials_t credentials;
     uint64_t calls_started;
     uint32_t free_count;
-    bool closing, secured;
+    bool closing;
     bool told; // that it cannot connect over TLS; until a call succeeds
     uint32_t free_slots[CALLS_MAX];
     client_call_t calls[CALLS_MAX]; // id 0: free
@@ -66,6 +75,14 @@ static rpc_client_t *client_of(as_rpc_client_t *head)
     rpc_client_t *client = (rpc_client_t *)head;
     AS_ASSERT(client->magic == CLIENT_MAGIC);
     return client;
+}
+
+static void channel_put(rpc_channel_t *channel)
+{
+    if (--channel->refs == 0) {
+        grpc_channel_destroy(channel->channel);
+        as_mem_free(channel);
+    }
 }
 
 // AS_ERR_NOT_FOUND: the peer sent no status of ours.
@@ -118,6 +135,7 @@ static void call_clear(client_call_t *call)
     grpc_metadata_array_destroy(&call->trailing);
     grpc_slice_unref(call->text);
     grpc_call_unref(call->call);
+    channel_put(call->channel);
     rpc_client_t *client = call->client;
     memset(call, 0, sizeof(*call));
     client->free_slots[client->free_count++] = (uint32_t)(call - client->calls);
@@ -130,7 +148,7 @@ static void tell_tls(const client_call_t *call, as_status_t status)
 {
     rpc_client_t *client = call->client;
     bool lost = status == AS_ERR_UNREACHABLE || status == AS_ERR_PEER_LOST;
-    if (status == AS_OK || !client->secured || !lost || client->told) {
+    if (status == AS_OK || !client->credentials.identity || !lost || client->told) {
         client->told = client->told && status != AS_OK;
         return;
     }
@@ -184,6 +202,61 @@ static void call_batch(client_call_t *call)
     AS_ASSERT(error == GRPC_CALL_OK); // fails only on a malformed batch
 }
 
+static grpc_channel *channel_make(const rpc_client_t *client, grpc_channel_credentials *creds)
+{
+    grpc_arg args[] = {
+        rpc_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, AS_RPC_MESSAGE_BYTES_MAX),
+        rpc_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, AS_RPC_MESSAGE_BYTES_MAX),
+        rpc_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_MS_MIN),
+        rpc_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS_MAX),
+        rpc_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MS_MAX),
+        rpc_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
+        rpc_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
+        rpc_arg(GRPC_ARG_ENABLE_RETRIES, 0), // retrying is for those who know what is idempotent
+        rpc_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        rpc_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+    };
+    grpc_channel_args channel_args = {.num_args = sizeof(args) / sizeof(args[0]), .args = args};
+    return grpc_channel_create(client->target, creds, &channel_args);
+}
+
+// On an error the channel is the one that it was.
+static as_status_t client_connect(rpc_client_t *client)
+{
+    grpc_channel_credentials *creds;
+    rpc_channel_t *channel = as_mem_zalloc(1, sizeof(*channel));
+    if (!channel) {
+        return AS_ERR_NO_MEMORY;
+    }
+    as_status_t status = rpc_credentials_of_channel(&client->credentials, &creds);
+    if (status != AS_OK) {
+        as_mem_free(channel);
+        return status;
+    }
+    channel->refs = 1;
+    channel->channel = channel_make(client, creds);
+    grpc_channel_credentials_release(creds);
+    const ProtobufCServiceDescriptor *service = client->head.service;
+    for (unsigned i = 0; i < service->n_methods; i++) {
+        char path[PATH_BYTES];
+        snprintf(path, sizeof(path), "/%s/%s", service->name, service->methods[i].name);
+        channel->registered[i] = grpc_channel_register_call(channel->channel, path, NULL, NULL);
+    }
+    if (client->channel) {
+        channel_put(client->channel);
+    }
+    client->channel = channel;
+    return AS_OK;
+}
+
+static void client_connect_again(rpc_client_t *client)
+{
+    if (client_connect(client) != AS_OK) {
+        AS_WARN("rpc", "no new channel to %s: calls go on with the certificate before",
+                client->target);
+    }
+}
+
 static as_status_t client_call(as_rpc_client_t *head, const as_rpc_call_params_t *params,
                                uint64_t *call_id_p)
 {
@@ -199,6 +272,9 @@ static as_status_t client_call(as_rpc_client_t *head, const as_rpc_call_params_t
     if (status != AS_OK) {
         return status;
     }
+    if (rpc_credentials_changed(&client->credentials)) {
+        client_connect_again(client);
+    }
     uint32_t slot = client->free_slots[--client->free_count];
     client_call_t *call = &client->calls[slot];
     call->client = client;
@@ -211,11 +287,13 @@ static as_status_t client_call(as_rpc_client_t *head, const as_rpc_call_params_t
     call->ended = (rpc_event_t){.fn = call_ended, .ctx = call, .owner = &client->owner};
     grpc_metadata_array_init(&call->initial);
     grpc_metadata_array_init(&call->trailing);
+    rpc_channel_t *channel = call->channel = client->channel;
+    channel->refs++;
     call->was_connected =
-        grpc_channel_check_connectivity_state(client->channel, 0) == GRPC_CHANNEL_READY;
+        grpc_channel_check_connectivity_state(channel->channel, 0) == GRPC_CHANNEL_READY;
     call->call = grpc_channel_create_registered_call(
-        client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, rpc_hub_queue(client->owner.hub),
-        client->registered[params->method_index], rpc_deadline(params->deadline_us), NULL);
+        channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, rpc_hub_queue(client->owner.hub),
+        channel->registered[params->method_index], rpc_deadline(params->deadline_us), NULL);
     rpc_hub_busy(client->owner.hub, 1);
     *call_id_p = call->id;
     call_batch(call);
@@ -242,7 +320,8 @@ static void client_free(as_rpc_client_t *head)
     }
     rpc_hub_drain(client->owner.hub, &client->owner);
     AS_ASSERT(client->free_count == CALLS_MAX);
-    grpc_channel_destroy(client->channel);
+    channel_put(client->channel);
+    rpc_credentials_give(&client->credentials);
     rpc_hub_put(client->owner.hub);
     client->magic = 0;
     as_mem_free(client);
@@ -253,38 +332,6 @@ static const as_rpc_client_ops_t client_ops = {
     .call = client_call,
     .cancel = client_cancel,
 };
-
-static as_status_t client_connect(rpc_client_t *client, const as_rpc_tls_t *tls)
-{
-    grpc_channel_credentials *creds;
-    as_status_t status = rpc_client_credentials(tls, &creds);
-    if (status != AS_OK) {
-        return status;
-    }
-    grpc_arg args[] = {
-        rpc_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, AS_RPC_MESSAGE_BYTES_MAX),
-        rpc_arg(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, AS_RPC_MESSAGE_BYTES_MAX),
-        rpc_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, RECONNECT_MS_MIN),
-        rpc_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS_MAX),
-        rpc_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, RECONNECT_MS_MAX),
-        rpc_arg(GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS),
-        rpc_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS),
-        rpc_arg(GRPC_ARG_ENABLE_RETRIES, 0), // retrying is for those who know what is idempotent
-        rpc_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-        rpc_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
-    };
-    client->secured = tls != NULL;
-    grpc_channel_args channel_args = {.num_args = sizeof(args) / sizeof(args[0]), .args = args};
-    client->channel = grpc_channel_create(client->target, creds, &channel_args);
-    grpc_channel_credentials_release(creds);
-    const ProtobufCServiceDescriptor *service = client->head.service;
-    for (unsigned i = 0; i < service->n_methods; i++) {
-        char path[PATH_BYTES];
-        snprintf(path, sizeof(path), "/%s/%s", service->name, service->methods[i].name);
-        client->registered[i] = grpc_channel_register_call(client->channel, path, NULL, NULL);
-    }
-    return AS_OK;
-}
 
 as_status_t as_rpc_client_alloc(as_loop_t *loop, const char *target,
                                 const ProtobufCServiceDescriptor *service, const as_rpc_tls_t *tls,
@@ -310,13 +357,19 @@ as_status_t as_rpc_client_alloc(as_loop_t *loop, const char *target,
     if (status != AS_OK) {
         goto fail_client;
     }
-    status = client_connect(client, tls);
+    status = rpc_credentials_take(tls, &client->credentials);
     if (status != AS_OK) {
         goto fail_hub;
+    }
+    status = client_connect(client);
+    if (status != AS_OK) {
+        goto fail_credentials;
     }
     *client_p = &client->head;
     return AS_OK;
 
+fail_credentials:
+    rpc_credentials_give(&client->credentials);
 fail_hub:
     rpc_hub_put(client->owner.hub);
 fail_client:

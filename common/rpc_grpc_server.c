@@ -73,6 +73,7 @@ struct rpc_server {
     rpc_method_t unknown;
     bool started, closing;
     rpc_event_t down;
+    rpc_credentials_t credentials;
     char address[RPC_ADDRESS_BYTES_MAX + 8];
 };
 
@@ -347,6 +348,7 @@ static void server_free(as_rpc_server_t *head)
     rpc_hub_drain(hub, &server->owner);
     AS_ASSERT(!server->open);
     grpc_server_destroy(server->server);
+    rpc_credentials_give(&server->credentials);
     rpc_hub_busy(hub, -1);
     rpc_hub_put(hub);
     as_pool_free(server->calls);
@@ -387,7 +389,10 @@ static grpc_server *server_make(void)
 static as_status_t server_listen(rpc_server_t *server, const char *address, const as_rpc_tls_t *tls)
 {
     grpc_server_credentials *creds;
-    as_status_t status = rpc_server_credentials(tls, &creds);
+    as_status_t status = rpc_credentials_take(tls, &server->credentials);
+    if (status == AS_OK) {
+        status = rpc_credentials_of_server(&server->credentials, &creds);
+    }
     if (status != AS_OK) {
         return status;
     }

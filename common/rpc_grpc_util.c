@@ -2,7 +2,6 @@
 // What the gRPC server and client both need: codes, addresses, credentials, messages.
 #include "common/rpc_grpc.h"
 
-#include <errno.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
@@ -14,8 +13,6 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rpc_message.h"
-
-#define PEM_BYTES_MAX (1u << 20)
 
 grpc_status_code rpc_code_of(as_status_t status)
 {
@@ -90,97 +87,6 @@ bool rpc_address_valid(const char *address)
     size_t digits = strspn(colon + 1, "0123456789");
     return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' &&
            strtoul(colon + 1, NULL, 10) <= 65535;
-}
-
-static as_status_t file_read(const char *path, char **text_p)
-{
-    FILE *file = fopen(path, "re");
-    if (!file) {
-        AS_ERROR("rpc", "cannot open %s: %s", path, strerror(errno));
-        return AS_ERR_CONFIG;
-    }
-    char *text = as_mem_alloc(PEM_BYTES_MAX + 1);
-    size_t bytes = text ? fread(text, 1, PEM_BYTES_MAX + 1, file) : 0;
-    fclose(file);
-    if (bytes == 0 || bytes > PEM_BYTES_MAX) {
-        AS_ERROR("rpc", "%s is empty, unreadable or longer than %u bytes", path, PEM_BYTES_MAX);
-        as_mem_free(text);
-        return AS_ERR_CONFIG;
-    }
-    text[bytes] = '\0';
-    *text_p = text;
-    return AS_OK;
-}
-
-typedef struct rpc_pem {
-    char *ca;
-    char *cert;
-    char *key;
-} rpc_pem_t;
-
-static void pem_free(rpc_pem_t *pem)
-{
-    as_mem_free(pem->ca);
-    as_mem_free(pem->cert);
-    if (pem->key) {
-        explicit_bzero(pem->key, strlen(pem->key));
-    }
-    as_mem_free(pem->key);
-}
-
-static as_status_t pem_read(const as_rpc_tls_t *tls, rpc_pem_t *pem)
-{
-    memset(pem, 0, sizeof(*pem));
-    if (!tls->ca_file || !tls->cert_file || !tls->key_file) {
-        AS_ERROR("rpc", "tls needs all of ca file, cert file and key file");
-        return AS_ERR_CONFIG;
-    }
-    as_status_t status = file_read(tls->ca_file, &pem->ca);
-    if (status == AS_OK) {
-        status = file_read(tls->cert_file, &pem->cert);
-    }
-    if (status == AS_OK) {
-        status = file_read(tls->key_file, &pem->key);
-    }
-    if (status != AS_OK) {
-        pem_free(pem);
-    }
-    return status;
-}
-
-as_status_t rpc_server_credentials(const as_rpc_tls_t *tls, grpc_server_credentials **creds_p)
-{
-    if (!tls) {
-        *creds_p = grpc_insecure_server_credentials_create();
-        return AS_OK;
-    }
-    rpc_pem_t pem;
-    as_status_t status = pem_read(tls, &pem);
-    if (status != AS_OK) {
-        return status;
-    }
-    grpc_ssl_pem_key_cert_pair pair = {.private_key = pem.key, .cert_chain = pem.cert};
-    *creds_p = grpc_ssl_server_credentials_create_ex(
-        pem.ca, &pair, 1, GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, NULL);
-    pem_free(&pem);
-    return *creds_p ? AS_OK : AS_ERR_CONFIG;
-}
-
-as_status_t rpc_client_credentials(const as_rpc_tls_t *tls, grpc_channel_credentials **creds_p)
-{
-    if (!tls) {
-        *creds_p = grpc_insecure_credentials_create();
-        return AS_OK;
-    }
-    rpc_pem_t pem;
-    as_status_t status = pem_read(tls, &pem);
-    if (status != AS_OK) {
-        return status;
-    }
-    grpc_ssl_pem_key_cert_pair pair = {.private_key = pem.key, .cert_chain = pem.cert};
-    *creds_p = grpc_ssl_credentials_create_ex(pem.ca, &pair, NULL, NULL);
-    pem_free(&pem);
-    return *creds_p ? AS_OK : AS_ERR_CONFIG;
 }
 
 as_status_t rpc_pack(const ProtobufCMessage *message, grpc_byte_buffer **buffer_p)

@@ -8,6 +8,12 @@
 #include <openssl/x509_vfy.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+
+#include "common/mem.h"
+#include "common/small_file.h"
+
+#define PEM_BYTES_MAX (1u << 20)
 
 typedef struct identity {
     X509_STORE *ca;
@@ -34,49 +40,105 @@ static int no_password(char *out, int bytes_max, int writing, void *ctx)
     return -1;
 }
 
-static as_status_t read_ca(char *text, const char *file, identity_t *identity)
+// ---- files
+
+static as_status_t read_file(char *text, const char *option, const char *file, char **pem_p)
 {
-    FILE *probe = fopen(file, "re");
-    if (!probe) {
-        return complain(text, "tls-ca", file, strerror(errno));
+    size_t bytes = 0;
+    char *pem = as_mem_alloc(PEM_BYTES_MAX + 1);
+    if (!pem) {
+        return complain(text, option, file, "out of memory");
     }
-    fclose(probe);
-    identity->ca = X509_STORE_new();
-    if (!identity->ca || X509_STORE_load_locations(identity->ca, file, NULL) != 1) {
-        return complain(text, "tls-ca", file, "holds no certificate in PEM");
+    if (as_file_read(file, pem, PEM_BYTES_MAX, &bytes) != AS_OK) {
+        const char *what = strerror(errno);
+        as_mem_free(pem);
+        return complain(text, option, file, what);
     }
+    *pem_p = pem;
     return AS_OK;
 }
 
-static as_status_t read_cert(char *text, const char *file, identity_t *identity)
+as_status_t as_tls_pem_read(const as_rpc_tls_t *files, as_tls_pem_t *pem_p,
+                            char text[AS_TLS_TEXT_BYTES])
 {
-    FILE *in = fopen(file, "re");
-    if (!in) {
-        return complain(text, "tls-cert", file, strerror(errno));
+    as_tls_pem_t pem = {0};
+    if (!files->ca_file || !files->cert_file || !files->key_file) {
+        snprintf(text, AS_TLS_TEXT_BYTES, "tls-%s is missing: mutual TLS needs all three files",
+                 !files->ca_file     ? "ca"
+                 : !files->cert_file ? "cert"
+                                     : "key");
+        return AS_ERR_CONFIG;
     }
-    identity->cert = PEM_read_X509(in, NULL, no_password, NULL);
+    as_status_t status = read_file(text, "tls-ca", files->ca_file, &pem.ca);
+    if (status == AS_OK) {
+        status = read_file(text, "tls-cert", files->cert_file, &pem.cert);
+    }
+    if (status == AS_OK) {
+        status = read_file(text, "tls-key", files->key_file, &pem.key);
+    }
+    if (status != AS_OK) {
+        as_tls_pem_free(&pem);
+        return status;
+    }
+    *pem_p = pem;
+    return AS_OK;
+}
+
+void as_tls_pem_free(as_tls_pem_t *pem)
+{
+    as_mem_free(pem->ca);
+    as_mem_free(pem->cert);
+    if (pem->key) {
+        OPENSSL_cleanse(pem->key, strlen(pem->key));
+    }
+    as_mem_free(pem->key);
+    *pem = (as_tls_pem_t){0};
+}
+
+// ---- what they hold
+
+static X509 *next_cert(BIO *from)
+{
+    return PEM_read_bio_X509(from, NULL, no_password, NULL);
+}
+
+static as_status_t read_ca(char *text, const char *file, const char *pem, identity_t *identity)
+{
+    BIO *from = BIO_new_mem_buf(pem, -1);
+    identity->ca = X509_STORE_new();
+    unsigned count = 0;
+    X509 *one;
+    while (from && identity->ca && (one = next_cert(from)) != NULL) {
+        count += X509_STORE_add_cert(identity->ca, one) == 1;
+        X509_free(one);
+    }
+    BIO_free(from);
+    ERR_clear_error(); // of the end of the file
+    return count > 0 ? AS_OK : complain(text, "tls-ca", file, "holds no certificate in PEM");
+}
+
+static as_status_t read_cert(char *text, const char *file, const char *pem, identity_t *identity)
+{
+    BIO *from = BIO_new_mem_buf(pem, -1);
+    identity->cert = from ? next_cert(from) : NULL;
     identity->chain = sk_X509_new_null();
     X509 *more;
-    while (identity->cert && identity->chain &&
-           (more = PEM_read_X509(in, NULL, no_password, NULL)) != NULL) {
+    while (identity->cert && identity->chain && (more = next_cert(from)) != NULL) {
         if (sk_X509_push(identity->chain, more) == 0) {
             X509_free(more);
             break;
         }
     }
-    fclose(in);
-    ERR_clear_error(); // of the end of the file
+    BIO_free(from);
+    ERR_clear_error();
     return identity->cert ? AS_OK : complain(text, "tls-cert", file, "holds no certificate in PEM");
 }
 
-static as_status_t read_key(char *text, const char *file, identity_t *identity)
+static as_status_t read_key(char *text, const char *file, const char *pem, identity_t *identity)
 {
-    FILE *in = fopen(file, "re");
-    if (!in) {
-        return complain(text, "tls-key", file, strerror(errno));
-    }
-    identity->key = PEM_read_PrivateKey(in, NULL, no_password, NULL);
-    fclose(in);
+    BIO *from = BIO_new_mem_buf(pem, -1);
+    identity->key = from ? PEM_read_bio_PrivateKey(from, NULL, no_password, NULL) : NULL;
+    BIO_free(from);
     if (!identity->key) {
         return complain(text, "tls-key", file, "holds no private key in PEM, or an encrypted one");
     }
@@ -84,6 +146,12 @@ static as_status_t read_key(char *text, const char *file, identity_t *identity)
         return complain(text, "tls-key", file, "is not the key of the certificate in --tls-cert");
     }
     return AS_OK;
+}
+
+static int64_t end_of(const X509 *cert)
+{
+    struct tm end;
+    return ASN1_TIME_to_tm(X509_get0_notAfter(cert), &end) == 1 ? (int64_t)timegm(&end) : 0;
 }
 
 static as_status_t check_signature(char *text, const as_rpc_tls_t *tls, const identity_t *identity)
@@ -100,34 +168,42 @@ static as_status_t check_signature(char *text, const as_rpc_tls_t *tls, const id
     return good == 1 ? AS_OK : complain(text, "tls-cert", tls->cert_file, what);
 }
 
-as_status_t as_tls_look(const as_rpc_tls_t *given, char text[AS_TLS_TEXT_BYTES])
+as_status_t as_tls_pem_check(const as_tls_pem_t *pem, const as_rpc_tls_t *files,
+                             int64_t *not_after_s_p, char text[AS_TLS_TEXT_BYTES])
 {
-    int files = (given->ca_file != NULL) + (given->cert_file != NULL) + (given->key_file != NULL);
-    if (files == 0) {
-        return AS_OK;
-    }
-    if (files < 3) {
-        snprintf(text, AS_TLS_TEXT_BYTES, "%s",
-                 !given->ca_file     ? "tls-ca is missing: mutual TLS needs all three files"
-                 : !given->cert_file ? "tls-cert is missing: mutual TLS needs all three files"
-                                     : "tls-key is missing: mutual TLS needs all three files");
-        return AS_ERR_CONFIG;
-    }
     identity_t identity = {0};
-    as_status_t status = read_ca(text, given->ca_file, &identity);
+    as_status_t status = read_ca(text, files->ca_file, pem->ca, &identity);
     if (status == AS_OK) {
-        status = read_cert(text, given->cert_file, &identity);
+        status = read_cert(text, files->cert_file, pem->cert, &identity);
     }
     if (status == AS_OK) {
-        status = read_key(text, given->key_file, &identity);
+        status = read_key(text, files->key_file, pem->key, &identity);
     }
     if (status == AS_OK) {
-        status = check_signature(text, given, &identity);
+        status = check_signature(text, files, &identity);
+    }
+    if (status == AS_OK) {
+        *not_after_s_p = end_of(identity.cert);
     }
     EVP_PKEY_free(identity.key);
     sk_X509_pop_free(identity.chain, X509_free);
     X509_free(identity.cert);
     X509_STORE_free(identity.ca);
+    return status;
+}
+
+as_status_t as_tls_look(const as_rpc_tls_t *given, char text[AS_TLS_TEXT_BYTES])
+{
+    if (!given->ca_file && !given->cert_file && !given->key_file) {
+        return AS_OK;
+    }
+    as_tls_pem_t pem;
+    int64_t not_after_s;
+    as_status_t status = as_tls_pem_read(given, &pem, text);
+    if (status == AS_OK) {
+        status = as_tls_pem_check(&pem, given, &not_after_s, text);
+        as_tls_pem_free(&pem);
+    }
     return status;
 }
 

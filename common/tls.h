@@ -20,6 +20,21 @@
 
 #define AS_TLS_TEXT_BYTES 640u
 
+// What the three files hold.
+typedef struct as_tls_pem {
+    char *ca, *cert, *key;
+} as_tls_pem_t;
+
+// Reads them, all three or none at all. AS_ERR_CONFIG: `text` is what is wrong, and begins with the
+// option, without its dashes.
+as_status_t as_tls_pem_read(const as_rpc_tls_t *files, as_tls_pem_t *pem_p,
+                            char text[AS_TLS_TEXT_BYTES]) AS_MUST_USE;
+// Whether they belong together, as as_tls_check() says; `files` are for the text. *not_after_s_p is
+// the end of the certificate's time, in seconds since 1970.
+as_status_t as_tls_pem_check(const as_tls_pem_t *pem, const as_rpc_tls_t *files,
+                             int64_t *not_after_s_p, char text[AS_TLS_TEXT_BYTES]) AS_MUST_USE;
+void as_tls_pem_free(as_tls_pem_t *pem); // the key is wiped
+
 // All three or none; readable; the key is the certificate's, and the CA signed it and it is valid
 // now. Peers would find the same later, and could only hang up. *tls_p: `given`, or NULL for plain
 // text. On AS_ERR_CONFIG the message, which names the option, was printed to stderr.

@@ -163,16 +163,28 @@ static void look_at(kvs_conn_t *conn, uint64_t now_us)
     }
 }
 
-static void on_look(void *ctx)
+static void look_at_all(kvs_store_t *store)
 {
-    kvs_store_t *store = ctx;
     uint64_t now_us = as_loop_now_us(store->options.loop);
-    as_cluster_ring_refresh(&store->admit->ring);
     for (kvs_conn_t *conn = store->conns, *next; conn; conn = next) {
         next = conn->next;
         look_at(conn, now_us);
     }
+}
+
+static void on_look(void *ctx)
+{
+    kvs_store_t *store = ctx;
+    as_cluster_ring_refresh(&store->admit->ring);
+    look_at_all(store);
     as_timer_start(store->admit->timer, LOOK_US);
+}
+
+void kvs_admit_reload(kvs_store_t *store)
+{
+    if (store->admit && as_cluster_ring_reload(&store->admit->ring)) {
+        look_at_all(store);
+    }
 }
 
 as_status_t kvs_admit_alloc(kvs_store_t *store)

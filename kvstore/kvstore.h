@@ -146,6 +146,9 @@ void kvs_store_options_init(kvs_store_options_t *options);
 as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **store_p) AS_MUST_USE;
 // Ends every connection, lease and reservation. NULL is fine.
 void kvs_store_free(kvs_store_t *store);
+// Reads the store's files again, on its loop: what is wrong with one is logged, and leaves what was in
+// force.
+void kvs_store_reload(kvs_store_t *store);
 const char *kvs_store_address(const kvs_store_t *store); // of the data port
 uint64_t kvs_store_node_id(const kvs_store_t *store);
 void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p);

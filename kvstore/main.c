@@ -30,7 +30,7 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
     return as_net_alloc_ucx(loop, handlers, net_p);
 }
 
-static void on_signal(void *ctx, int number)
+static void on_end(void *ctx, int number)
 {
     daemon_t *daemon = ctx;
     uint64_t drain_us = daemon->store ? daemon->drain_us : 0;
@@ -40,6 +40,14 @@ static void on_signal(void *ctx, int number)
         kvs_store_drain(daemon->store, drain_us);
     } else {
         as_loop_stop(daemon->loop);
+    }
+}
+
+static void on_reload(void *ctx)
+{
+    daemon_t *daemon = ctx;
+    if (daemon->store) {
+        kvs_store_reload(daemon->store);
     }
 }
 
@@ -136,7 +144,8 @@ static as_status_t run(const kvs_flags_t *flags)
         return status;
     }
     as_daemon_signals_t *signals = NULL;
-    status = as_daemon_signals_alloc(daemon.loop, on_signal, &daemon, &signals);
+    const as_daemon_handlers_t handlers = {on_end, on_reload, &daemon};
+    status = as_daemon_signals_alloc(daemon.loop, &handlers, &signals);
     if (status == AS_OK) {
         status = start(&daemon, flags);
     }

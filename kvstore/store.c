@@ -314,6 +314,11 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
     return AS_OK;
 }
 
+void kvs_store_reload(kvs_store_t *store)
+{
+    kvs_admit_reload(store);
+}
+
 // Also of a store that is only half made.
 void kvs_store_free(kvs_store_t *store)
 {

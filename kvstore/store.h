@@ -189,6 +189,7 @@ static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t am
 // admit.c: who may do what.
 as_status_t kvs_admit_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_admit_free(kvs_store_t *store);
+void kvs_admit_reload(kvs_store_t *store); // of the key file
 // AS_ERR_DENIED: its token does not do, which was counted and logged. AS_ERR_INVALID: the protocol
 // forbids it.
 as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello) AS_MUST_USE;

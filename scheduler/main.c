@@ -14,10 +14,20 @@ static bool ready(void *ctx)
     return sch_scheduler_ready(ctx);
 }
 
-static void on_signal(void *ctx, int number)
+typedef struct daemon {
+    as_loop_t *loop;
+    sch_scheduler_t *scheduler;
+} daemon_t;
+
+static void on_end(void *ctx, int number)
 {
     AS_INFO("main", "signal %d: stopping", number);
-    as_loop_stop(ctx);
+    as_loop_stop(((daemon_t *)ctx)->loop);
+}
+
+static void on_reload(void *ctx)
+{
+    sch_scheduler_reload(((daemon_t *)ctx)->scheduler);
 }
 
 static as_status_t serve(as_loop_t *loop, const sch_flags_t *flags, sch_scheduler_t *scheduler)
@@ -55,7 +65,9 @@ static as_status_t run(as_loop_t *loop, const sch_flags_t *flags)
         return status;
     }
     as_daemon_signals_t *signals = NULL;
-    status = as_daemon_signals_alloc(loop, on_signal, loop, &signals);
+    daemon_t daemon = {loop, scheduler};
+    const as_daemon_handlers_t handlers = {on_end, on_reload, &daemon};
+    status = as_daemon_signals_alloc(loop, &handlers, &signals);
     if (status == AS_OK) {
         status = serve(loop, flags, scheduler);
     }

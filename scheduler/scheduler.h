@@ -182,7 +182,8 @@ typedef struct sch_tenants sch_tenants_t;
 // AS_ERR_CONFIG: the file holds no keys, which was logged.
 as_status_t sch_tenants_alloc(as_loop_t *loop, const char *key_file,
                               sch_tenants_t **tenants_p) AS_MUST_USE;
-void sch_tenants_free(sch_tenants_t *tenants); // NULL is fine
+void sch_tenants_free(sch_tenants_t *tenants);   // NULL is fine
+void sch_tenants_reload(sch_tenants_t *tenants); // of the key file; NULL is fine
 // The keys by which the directory knows the chain of a checked request, until the next call. NULL
 // tenants: the request's own. AS_ERR_DENIED: its token does not do.
 as_status_t sch_tenants_scope(sch_tenants_t *tenants, const Assay__RouteRequest *request,
@@ -216,6 +217,8 @@ as_status_t sch_scheduler_alloc(as_loop_t *loop, const sch_options_t *options,
                                 sch_scheduler_t **scheduler_p) AS_MUST_USE;
 // The server that has its service must be freed before.
 void sch_scheduler_free(sch_scheduler_t *scheduler);
+// Reads the key file again; a bad one is logged, and the keys stay.
+void sch_scheduler_reload(sch_scheduler_t *scheduler);
 // For as_rpc_server_add, on any server. Handlers answer before they return.
 ProtobufCService *sch_scheduler_service(sch_scheduler_t *scheduler);
 // All live stores have listed their blocks, or it has waited for them long enough.

@@ -367,6 +367,11 @@ void sch_scheduler_free(sch_scheduler_t *scheduler)
     as_mem_free(scheduler);
 }
 
+void sch_scheduler_reload(sch_scheduler_t *scheduler)
+{
+    sch_tenants_reload(scheduler->tenants);
+}
+
 ProtobufCService *sch_scheduler_service(sch_scheduler_t *scheduler)
 {
     return &scheduler->service.base;

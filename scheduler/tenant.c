@@ -26,6 +26,13 @@ static void on_look(void *ctx)
     as_timer_start(tenants->timer, LOOK_US);
 }
 
+void sch_tenants_reload(sch_tenants_t *tenants)
+{
+    if (tenants) {
+        as_cluster_ring_reload(&tenants->ring);
+    }
+}
+
 as_status_t sch_tenants_alloc(as_loop_t *loop, const char *key_file, sch_tenants_t **tenants_p)
 {
     sch_tenants_t *tenants = as_mem_zalloc(1, sizeof(*tenants));

@@ -254,7 +254,7 @@ static void on_drained(void *ctx)
     on_idle_timer(daemon);
 }
 
-static void on_signal(void *ctx, int number)
+static void on_end(void *ctx, int number)
 {
     daemon_t *daemon = ctx;
     AS_INFO(COMPONENT, "signal %d", number);
@@ -264,6 +264,14 @@ static void on_signal(void *ctx, int number)
     }
     daemon->draining = true;
     gpw_serve_drain(daemon->serve, (uint64_t)daemon->config->grace_us, on_drained, daemon);
+}
+
+static void on_reload(void *ctx)
+{
+    daemon_t *daemon = ctx;
+    if (daemon->client) {
+        assay_client_reload(daemon->client);
+    }
 }
 
 // Links before the worker: what is in flight completes into it when they are freed.
@@ -309,7 +317,8 @@ static as_status_t start(daemon_t *daemon)
         status = as_timer_alloc(daemon->io, on_idle_timer, daemon, &daemon->idle_timer);
     }
     if (status == AS_OK) {
-        status = as_daemon_signals_alloc(daemon->io, on_signal, daemon, &daemon->signals);
+        const as_daemon_handlers_t handlers = {on_end, on_reload, daemon};
+        status = as_daemon_signals_alloc(daemon->io, &handlers, &daemon->signals);
     }
     if (status == AS_OK) {
         status = link_cluster(daemon);

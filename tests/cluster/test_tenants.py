@@ -270,7 +270,7 @@ def test_keys_and_tokens_are_replaced_without_a_restart(tmp_path, prompt):
             wait_until(lambda: "read the cluster's keys again" in process.log_text(), 10, "the keys are read")
         tenants.keys.issue("token-7", "--tenant=7")  # the worker's file
         worker = tenants.cluster.workers[0]
-        wait_until(lambda: "the token's file has changed: the new one is used" in worker.log_text(), 10, "it is read")
+        wait_until(lambda: "the token's file is read again: what it holds is used" in worker.log_text(), 10, "it is read")
         with open(tenants.keys.file) as keys:
             lines = keys.read().split("\n")
         with open(tenants.keys.file, "w") as keys:  # the first key is retired

@@ -138,12 +138,18 @@ static void a_wrong_certificate_is_refused_with_the_reason(void **state)
     }
 }
 
-static int signals_seen;
+static int signals_seen, reloads_seen;
 
-static void on_signal(void *ctx, int number)
+static void on_end(void *ctx, int number)
 {
     assert_true(number == SIGTERM || number == SIGINT);
     signals_seen++;
+    as_loop_stop(ctx);
+}
+
+static void on_reload(void *ctx)
+{
+    reloads_seen++;
     as_loop_stop(ctx);
 }
 
@@ -153,12 +159,16 @@ static void signals_come_on_the_loop(void **state)
     as_loop_t *loop;
     as_daemon_signals_t *signals;
     assert_int_equal(as_loop_alloc_uv(&loop), AS_OK);
-    assert_int_equal(as_daemon_signals_alloc(loop, on_signal, loop, &signals), AS_OK);
+    const as_daemon_handlers_t handlers = {on_end, on_reload, loop};
+    assert_int_equal(as_daemon_signals_alloc(loop, &handlers, &signals), AS_OK);
     for (int i = 0; i < 2; i++) {
         kill(getpid(), i == 0 ? SIGTERM : SIGINT);
         as_loop_run(loop);
         assert_int_equal(signals_seen, i + 1);
     }
+    kill(getpid(), SIGHUP);
+    as_loop_run(loop);
+    assert_int_equal(reloads_seen, 1);
     kill(getpid(), SIGPIPE); // ignored
     as_daemon_signals_free(signals);
     as_daemon_signals_free(NULL);

@@ -1,7 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutual TLS of remote calls, with certificates made for the test.
+#include "tests/unit/common/capture.h"
 #include "tests/unit/common/certificates.h"
 #include "tests/unit/common/rpc_fixture.h"
+
+static void run(const char *format, const char *from, const char *name, const char *to)
+{
+    char command[256];
+    snprintf(command, sizeof(command), format, from, name, to, name);
+    assert_int_equal(system(command), 0);
+}
+
+static void copy(const char *from, const char *names, const char *to)
+{
+    run("cp %s/%s %s", from, names, to);
+}
+
+static void append(const char *from, const char *name, const char *to)
+{
+    run("cat %s/%s >> %s/%s", from, name, to);
+}
+
+static void discard(const char *folder)
+{
+    shell("rm -r %s", folder);
+}
 
 static void mutual_tls_admits_only_who_the_ca_signed(void **state)
 {
@@ -35,15 +58,110 @@ static void mutual_tls_admits_only_who_the_ca_signed(void **state)
     assert_int_equal(
         as_rpc_server_alloc(f->loop, "127.0.0.1:0", identity(&server, folder, "nobody"), &none),
         AS_ERR_CONFIG);
-    char command[64];
-    snprintf(command, sizeof(command), "rm -r %s", folder);
-    assert_int_equal(system(command), 0);
+    discard(folder);
+}
+
+static void call_with(fixture_t *f, const char *folder, const char *who, bool works)
+{
+    as_rpc_client_t *ours = f->client;
+    identity_t id;
+    client_start(f, identity(&id, folder, who));
+    as_status_t status = route_status(f, 64);
+    as_rpc_client_free(f->client);
+    f->client = ours;
+    assert_int_equal(status == AS_OK, works);
+}
+
+// `in` is used by a server and a client; the test copies into it, as an operator does.
+static void certificates_are_replaced_while_calls_go_on(void **state)
+{
+    fixture_t *f = *state;
+    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
+         new[] = "/tmp/assay_rpc_XXXXXX";
+    assert_non_null(mkdtemp(in));
+    assert_non_null(mkdtemp(old));
+    assert_non_null(mkdtemp(new));
+    make_certificates(old);
+    make_certificates(new);
+    copy(old, "*", in);
+    identity_t server, client;
+    server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
+    client_start(f, identity(&client, in, "client"));
+    outcome_t under_way;
+    f->hold = true;
+    assert_int_equal(route(f, 32, 20 * SECOND_US, &under_way, NULL), AS_OK);
+    while (f->held_count < 1) {
+        as_loop_run_once(f->loop, true);
+    }
+    f->hold = false;
+
+    append(new, "ca.pem", in); // both authorities, for the time of the change
+    as_rpc_tls_reload();
+    assert_int_equal(route_status(f, 64), AS_OK);
+    call_with(f, new, "client", false); // it does not know the server's authority yet
+    copy(new, "server.*", in);
+    copy(new, "client.*", in);
+    as_rpc_tls_reload();
+    assert_int_equal(route_status(f, 64), AS_OK);
+    call_with(f, new, "client", true);
+    copy(new, "ca.pem", in);
+    as_rpc_tls_reload();
+    assert_int_equal(route_status(f, 64), AS_OK);
+    call_with(f, old, "client", false);
+
+    reply_route(&f->held[0], 1, 0); // by a connection of the first certificates
+    wait_done(f, &under_way);
+    assert_int_equal(under_way.status, AS_OK);
+    discard(in);
+    discard(old);
+    discard(new);
+}
+
+// Each is a change that stopped half way.
+static void a_bad_file_leaves_all_as_it_was(void **state)
+{
+    fixture_t *f = *state;
+    static const char *const half[] = {"ca.pem", "server.pem", "server.key"};
+    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
+         new[] = "/tmp/assay_rpc_XXXXXX";
+    assert_non_null(mkdtemp(in));
+    assert_non_null(mkdtemp(old));
+    assert_non_null(mkdtemp(new));
+    make_certificates(old);
+    make_certificates(new);
+    copy(old, "*", in);
+    identity_t server;
+    server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
+    for (size_t i = 0; i < sizeof(half) / sizeof(half[0]); i++) {
+        capture_t capture;
+        copy(old, "*", in);
+        copy(new, half[i], in);
+        capture_begin(&capture);
+        as_rpc_tls_reload();
+        const char *said = capture_end(&capture);
+        assert_non_null(
+            strstr(said, "the certificates in use are kept, since of the files now --tls-"));
+        call_with(f, old, "client", true);
+        call_with(f, new, "client", false);
+    }
+    shell("rm %s/server.key", in);
+    as_rpc_tls_reload();
+    call_with(f, old, "client", true);
+    copy(new, "*", in);
+    as_rpc_tls_refresh(); // as it changed
+    call_with(f, old, "client", false);
+    call_with(f, new, "client", true);
+    discard(in);
+    discard(old);
+    discard(new);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_LOOP(mutual_tls_admits_only_who_the_ca_signed),
+        WITH_LOOP(certificates_are_replaced_while_calls_go_on),
+        WITH_LOOP(a_bad_file_leaves_all_as_it_was),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
