@@ -4,6 +4,7 @@
 
 #include <signal.h>
 #include <stdio.h>
+#include <sys/resource.h>
 #include <uv.h>
 
 #include "common/assert.h"
@@ -12,12 +13,24 @@
 #include "common/mem.h"
 
 #define SIGNAL_COUNT 3
+#define FILES_ENOUGH 65536 // of thousands of connections
 
 static as_status_t complain(const char *program, const char *option, const char *value,
                             const char *accepted)
 {
     fprintf(stderr, "%s: --%s %s: must be %s\n", program, option, value, accepted);
     return AS_ERR_CONFIG;
+}
+
+// Shells and service managers give 1024 descriptors, for the sake of select(), which is not used here, and
+// let a process have more.
+static void raise_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < FILES_ENOUGH) {
+        limit.rlim_cur = limit.rlim_max < FILES_ENOUGH ? limit.rlim_max : FILES_ENOUGH;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
 }
 
 as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
@@ -45,6 +58,7 @@ as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
                             "site=nth or site=ppm@seed, with a site of common/fault_sites.def");
         }
     }
+    raise_files();
     return as_tls_check(program, &flags->tls, &flags->use_tls);
 }
 

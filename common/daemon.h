@@ -29,7 +29,7 @@ typedef struct as_daemon_flags {
     }
 
 // Parses a daemon's command line, which has no arguments but options; then sets the log level, arms
-// the faults and checks the TLS files (flags->use_tls). On an error the message was printed: exit 2.
+// the faults, raises the limit of open files as far as it goes and checks the TLS files (flags->use_tls). On an error the message was printed: exit 2.
 // With AS_OPTIONS_EXIT help or version was printed: exit 0.
 as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
                             as_daemon_flags_t *flags, as_options_outcome_t *outcome_p) AS_MUST_USE;

@@ -445,13 +445,13 @@ static as_status_t ucx_listener_start(ucx_net_t *net, struct sockaddr_storage *l
 static as_status_t ucx_listen(as_net_t *head, const char *address)
 {
     ucx_net_t *net = net_of(head);
-    struct sockaddr_storage storage, bound;
+    struct sockaddr_storage storage;
     size_t bytes;
     as_status_t status = ucx_resolve(address, true, &storage, &bytes);
     if (status != AS_OK) {
         return status;
     }
-    status = ucx_listener_make(net, &storage, &bound);
+    status = ucx_listener_make(net, &storage);
     if (status == AS_OK) {
         status = ucx_listener_start(net, &storage, bytes);
         if (status != AS_OK) {
@@ -464,7 +464,7 @@ static as_status_t ucx_listen(as_net_t *head, const char *address)
     }
     int host_bytes = (int)(strrchr(address, ':') - address);
     snprintf(net->address, sizeof(net->address), "%.*s:%u", host_bytes, address,
-             ucx_sockaddr_port(&bound));
+             ucx_sockaddr_port(&net->bound));
     ucx_net_kick(net);
     return AS_OK;
 }
@@ -472,7 +472,7 @@ static as_status_t ucx_listen(as_net_t *head, const char *address)
 static const char *ucx_address(const as_net_t *head)
 {
     const ucx_net_t *net = (const ucx_net_t *)head;
-    return net->listener ? net->address : NULL;
+    return net->address[0] ? net->address : NULL;
 }
 
 static const as_net_ops_t ucx_ops = {

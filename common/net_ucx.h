@@ -26,12 +26,13 @@
 #ifndef AS_NET_UCX_H
 #define AS_NET_UCX_H
 
+#include <sys/socket.h>
 #include <ucp/api/ucp.h>
 
 #include "common/net_internal.h"
 #include "common/net_ucx_hello.h"
 
-struct sockaddr_storage;
+struct uv_stream_s;
 
 #define UCX_OPS_PER_SLAB 64u
 #define UCX_SLABS_MAX    128u    // of one net: 8192 operations, about 9 MiB
@@ -92,7 +93,9 @@ struct ucx_net {
     as_net_t head;
     ucp_context_h context;
     ucp_worker_h worker;
-    ucx_listener_t *listener; // of the data port
+    ucx_listener_t *listener; // of the data port; NULL: none, or not for now
+    as_timer_t *relisten;
+    struct sockaddr_storage bound; // where it listens
     ucx_list_t sockets, half_open;
     uint32_t half_open_count;
     ucp_listener_h ucx_listener; // behind the gate
@@ -182,11 +185,14 @@ as_status_t ucx_socket_make(ucx_net_t *net, const struct sockaddr_storage *remot
                             ucx_socket_t **socket_p) AS_MUST_USE;
 void ucx_socket_dial(ucx_socket_t *socket, ucx_conn_t *conn);
 void ucx_socket_close(ucx_socket_t *socket);
-as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local,
-                              struct sockaddr_storage *bound) AS_MUST_USE;
+as_status_t ucx_port_accept(ucx_net_t *net, struct uv_stream_s *from) AS_MUST_USE;
 void ucx_port_admit(ucx_net_t *net);
 void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from);
 void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
+
+// net_ucx_listener.c
+as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local) AS_MUST_USE;
+void ucx_listener_close(ucx_net_t *net);
 
 // net_ucx_gate.c: who may reach UCX's listener.
 int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none

@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <ucs/config/global_opts.h>
 #include <ucs/debug/log_def.h>
 
 #include "common/log.h"
@@ -43,6 +44,12 @@ static const struct {
     {"UCX_TCP_KEEPCNT", "3"},
     {"UCX_WARN_UNUSED_ENV_VARS", "n"},
 };
+
+// UCX watches a descriptor for each connection that it has accepted, of 1024 at most by default. At the next
+// one its listener leaves a freed connection in its list, and the end of the worker ends the process.
+#define EVENTS_NAME "ASYNC_MAX_EVENTS"
+#define EVENTS_MAX  "16384"
+_Static_assert(UCX_CONNS_MAX + UCX_ADMITTED_MAX + 1024 < 16384, "of EVENTS_MAX");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static ucp_context_h shared;
@@ -82,8 +89,20 @@ bool ucx_shares_memory(void)
     return false;
 }
 
+// Read by UCX before main, so the environment comes too late for it.
+static void raise_events(void)
+{
+    ucs_status_t status =
+        getenv("UCX_" EVENTS_NAME) ? UCS_OK : ucs_global_opts_set_value(EVENTS_NAME, EVENTS_MAX);
+    if (status != UCS_OK) {
+        AS_WARN("net", "UCX will take no more than 1000 connections: %s",
+                ucs_status_string(status));
+    }
+}
+
 static as_status_t context_make(void)
 {
+    raise_events();
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         setenv(settings[i].name, settings[i].value, 0);
     }

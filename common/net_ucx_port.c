@@ -5,7 +5,7 @@
 // ours: a peer says here, in 16 bytes (net_ucx_hello.h), from which port UCX will connect, and is
 // told where UCX listens; the gate (net_ucx_gate.c) then lets in that address and port, once.
 // Whatever is malformed, too long, too slow or too much closes that connection, with a line in the
-// log, and nothing else. The socket goes when UCX has connected.
+// log, and nothing else. The socket goes when UCX has connected. What listens is net_ucx_listener.c.
 #include "common/net_ucx.h"
 
 #include <errno.h>
@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include <uv.h>
@@ -23,10 +24,12 @@
 
 #define ACCEPT_MS     5000u  // the listening side's patience, from TCP's connection to UCX's
 #define CONNECT_MS    10000u // the connecting side's
-#define BACKLOG       512
-#define HALF_OPEN_MAX 128u // the oldest makes room: a peer of ours needs milliseconds
-#define RETRY_MS      100u
+#define HALF_OPEN_MAX 128u   // the oldest makes room: a peer of ours needs milliseconds
 #define RETRIES_MAX   3u
+// UCX does not survive an accept without a descriptor. Each that is admitted takes three for a while; the
+// rest is for files and other ports.
+#define FILES_RESERVE   (3 * UCX_ADMITTED_MAX + HALF_OPEN_SHORT + 32)
+#define HALF_OPEN_SHORT 16u
 
 typedef enum socket_state {
     DIALLING,     // the connecting side, before TCP is there
@@ -53,13 +56,6 @@ struct ucx_socket {
     char name[64];
     unsigned char in[UCX_HELLO_BYTES + 1];
     size_t in_bytes;
-};
-
-struct ucx_listener {
-    uv_tcp_t tcp;
-    uv_timer_t retry; // libuv waits until a connection that it has told of is taken
-    unsigned open;
-    ucx_net_t *net; // NULL: closing
 };
 
 // The name `socket` is taken in this file.
@@ -203,9 +199,23 @@ void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from)
     }
 }
 
+// A descriptor has the lowest number that is free: all below it are taken.
+static bool is_short_of_files(const ucx_socket_t *socket)
+{
+    struct rlimit limit;
+    int fd;
+    return uv_fileno((const uv_handle_t *)&socket->tcp, &fd) == 0 &&
+           getrlimit(RLIMIT_NOFILE, &limit) == 0 && (rlim_t)fd + FILES_RESERVE >= limit.rlim_cur;
+}
+
 static void take_connect(ucx_socket_t *socket, const ucx_hello_t *hello)
 {
     ucx_net_t *net = socket->net;
+    if (is_short_of_files(socket)) {
+        say(socket, UCX_HELLO_REFUSE, 0);
+        drop_because(socket, "too many files are open here: raise their limit (ulimit -n)");
+        return;
+    }
     socket->from = socket->remote;
     ucx_sockaddr_set_port(&socket->from, hello->port);
     socket->state = QUEUED;
@@ -401,40 +411,25 @@ void ucx_socket_dial(ucx_socket_t *socket, ucx_conn_t *conn)
     }
 }
 
-static void on_connection(uv_stream_t *stream, int error);
-
-static void on_retry(uv_timer_t *timer)
+// One that libuv has told of.
+as_status_t ucx_port_accept(ucx_net_t *net, uv_stream_t *from)
 {
-    ucx_listener_t *listener = timer->data;
-    on_connection((uv_stream_t *)&listener->tcp, 0);
-}
-
-static void on_connection(uv_stream_t *stream, int error)
-{
-    ucx_listener_t *listener = stream->data;
-    ucx_net_t *net = listener->net;
     ucx_socket_t *socket;
-    if (!net) {
-        return;
-    }
-    if (error || ucx_socket_make(net, NULL, &socket) != AS_OK) {
-        AS_WARN("net", "data port: a connection cannot be taken: %s",
-                error ? uv_strerror(error) : "no memory");
-        uv_timer_start(&listener->retry, on_retry, RETRY_MS, 0);
-        return;
+    if (ucx_socket_make(net, NULL, &socket) != AS_OK) {
+        return AS_ERR_NO_MEMORY;
     }
     socket->state = WANT_CONNECT;
     net->half_open_count++;
-    if (uv_accept(stream, (uv_stream_t *)&socket->tcp) != 0) {
+    if (uv_accept(from, (uv_stream_t *)&socket->tcp) != 0) {
         drop(socket, AS_ERR_PEER_LOST);
-        return;
+        return AS_OK;
     }
     int bytes = sizeof(socket->remote);
     uv_tcp_getpeername(&socket->tcp, (struct sockaddr *)&socket->remote, &bytes);
     name_it(socket);
     ucx_list_remove(&socket->link);
     ucx_list_append(&net->half_open, &socket->link);
-    if (net->half_open_count > HALF_OPEN_MAX) {
+    if (net->half_open_count > (is_short_of_files(socket) ? HALF_OPEN_SHORT : HALF_OPEN_MAX)) {
         drop_because(UCX_LIST_OF(net->half_open.next, ucx_socket_t),
                      "too many wait for their hello");
     }
@@ -442,58 +437,12 @@ static void on_connection(uv_stream_t *stream, int error)
     if (uv_read_start((uv_stream_t *)&socket->tcp, on_buffer, on_read) != 0) {
         drop(socket, AS_ERR_PEER_LOST);
     }
-}
-
-static void on_listener_closed(uv_handle_t *handle)
-{
-    ucx_listener_t *listener = handle->data;
-    if (--listener->open == 0) {
-        as_mem_free(listener);
-    }
-}
-
-static void listener_close(ucx_listener_t *listener)
-{
-    listener->net = NULL;
-    uv_close((uv_handle_t *)&listener->tcp, on_listener_closed);
-    uv_close((uv_handle_t *)&listener->retry, on_listener_closed);
-}
-
-as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local,
-                              struct sockaddr_storage *bound)
-{
-    ucx_listener_t *listener = as_mem_zalloc(1, sizeof(*listener));
-    if (!listener) {
-        return AS_ERR_NO_MEMORY;
-    }
-    int bytes = sizeof(*bound);
-    uv_tcp_init(as_loop_uv(net->head.loop), &listener->tcp);
-    uv_timer_init(as_loop_uv(net->head.loop), &listener->retry);
-    listener->open = 2;
-    listener->tcp.data = listener->retry.data = listener;
-    listener->net = net;
-    int error = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)local, 0);
-    if (!error) {
-        error = uv_listen((uv_stream_t *)&listener->tcp, BACKLOG, on_connection);
-    }
-    if (!error) {
-        error = uv_tcp_getsockname(&listener->tcp, (struct sockaddr *)bound, &bytes);
-    }
-    if (error) {
-        AS_ERROR("net", "cannot listen: %s", uv_strerror(error));
-        listener_close(listener);
-        return error == UV_EADDRINUSE ? AS_ERR_EXISTS : AS_ERR_IO;
-    }
-    net->listener = listener;
     return AS_OK;
 }
 
 void ucx_port_close(ucx_net_t *net)
 {
-    if (net->listener) {
-        listener_close(net->listener);
-        net->listener = NULL;
-    }
+    ucx_listener_close(net);
     while (!ucx_list_is_empty(&net->half_open)) {
         ucx_socket_close(UCX_LIST_OF(net->half_open.next, ucx_socket_t));
     }

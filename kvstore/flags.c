@@ -13,7 +13,8 @@ static struct {
     const char *disk, *cluster_key;
     int64_t drain_us, repair_rate, repair_wait_us;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
-    int64_t ram_bytes, blocks_max, lease_ms_max, reservation_ms, evict_high, evict_low;
+    int64_t ram_bytes, blocks_max, connections_max, lease_ms_max, reservation_ms, evict_high,
+        evict_low;
     int64_t pin_max, quota_bytes;
 } values;
 
@@ -37,6 +38,8 @@ static const as_option_t table[] = {
     ROW("ram", BYTES, ram_bytes, "1GiB", "BYTES", "memory for blocks", .min = 65536, .max = 1e13),
     ROW("blocks-max", INT, blocks_max, "0", "N",
         "blocks at most; 0 is one for each 16KiB of memory", .min = 0, .max = 16777216),
+    ROW("connections-max", INT, connections_max, "4096", "N",
+        "connections of clients and other stores at most; more are refused", .min = 1, .max = 8000),
     ROW("lease-max-ms", INT, lease_ms_max, "30000", "MS", "longest lease that a reader gets",
         .min = 1, .max = 600000),
     ROW("reservation-ms", INT, reservation_ms, "10000", "MS",
@@ -130,6 +133,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.repair_wait_us = (uint64_t)values.repair_wait_us;
     flags_p->store.drain_us = (uint64_t)values.drain_us;
     flags_p->store.blocks_max = (uint32_t)values.blocks_max;
+    flags_p->store.connections_max = (uint32_t)values.connections_max;
     flags_p->store.lease_us_max = (uint64_t)values.lease_ms_max * 1000;
     flags_p->store.reservation_us = (uint64_t)values.reservation_ms * 1000;
     flags_p->store.evict_high_percent = (uint32_t)values.evict_high;

@@ -3,6 +3,7 @@
 // runs until SIGTERM or SIGINT, then hands its blocks to others; a second signal ends it at once. When it listens it says so in one line of JSON on stdout, with the
 // addresses in use.
 #include <stdio.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/daemon.h"
@@ -11,6 +12,8 @@
 #include "common/memory_limit.h"
 #include "kvstore/flags.h"
 #include "proto/scheduler.pb-c.h"
+
+#define FILES_BESIDE 512 // of the disk, the other ports, and what the data port keeps in reserve
 
 typedef struct daemon {
     as_loop_t *loop;
@@ -90,12 +93,27 @@ static as_status_t check_ram(size_t ram_bytes)
     return AS_OK;
 }
 
+// Each connection takes two descriptors of UCX's.
+static void check_files(uint32_t connections_max)
+{
+    struct rlimit limit;
+    rlim_t wanted = 2 * (rlim_t)connections_max + FILES_BESIDE;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
+        AS_WARN("main",
+                "the limit of open files, %llu, is too low for --connections-max=%u, which needs "
+                "%llu: raise it "
+                "(ulimit -n, LimitNOFILE=); connections beyond it are refused",
+                (unsigned long long)limit.rlim_cur, connections_max, (unsigned long long)wanted);
+    }
+}
+
 static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
 {
     as_status_t checked = check_ram(flags->store.ram_bytes);
     if (checked != AS_OK) {
         return checked;
     }
+    check_files(flags->store.connections_max);
     kvs_store_options_t options = flags->store;
     options.loop = daemon->loop;
     options.net_alloc = net_alloc;

@@ -51,6 +51,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_DENIED_EXPIRED] = DENIED("expired"),
     [KVS_METRIC_DENIED_RIGHT] = DENIED("right"),
     [KVS_METRIC_BUSY] = COUNTER("busy_total", "Requests refused, since a pool or queue was full"),
+    [KVS_METRIC_REFUSED] = COUNTER("refused_connections_total",
+                                   "Connections refused, since --connections-max were open"),
     [KVS_METRIC_STALLS] =
         COUNTER("stalled_connections_total",
                 "Connections closed since their peer took and sent nothing of what was under way"),

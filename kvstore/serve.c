@@ -24,7 +24,9 @@ static void on_accept(void *ctx, as_conn_t *net_conn)
     kvs_conn_t *conn =
         store->conn_count < store->options.connections_max ? as_mem_zalloc(1, sizeof(*conn)) : NULL;
     if (!conn) {
-        AS_WARN("kvstore", "connection refused: %u are open", store->conn_count);
+        AS_WARN("kvstore", "connection refused: %u are open, of --connections-max=%u",
+                store->conn_count, store->options.connections_max);
+        as_metric_add(&kvs_metrics[KVS_METRIC_REFUSED], 1);
         as_conn_set_user(net_conn, NULL);
         as_net_close(net_conn);
         return;

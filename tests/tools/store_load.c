@@ -15,11 +15,11 @@
 #include "client/client.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "tests/tools/numbered.h"
 
 #define IN_FLIGHT   8u
 #define DEADLINE_US 10000000u
 #define NUMBERS_MAX 1000000u
-#define NAMESPACE   0xa5
 
 typedef struct load load_t;
 
@@ -43,24 +43,6 @@ struct load {
     as_timer_t *retry;
     slot_t slots[IN_FLIGHT];
 };
-
-static as_key_t key_of(uint32_t number)
-{
-    as_key_t key = {{NAMESPACE}};
-    uint64_t mixed = (number + 1) * 0x9e3779b97f4a7c15ull; // its first bytes choose its bucket
-    memcpy(key.bytes + 1, &mixed, sizeof(mixed));
-    memcpy(key.bytes + 16, &number, sizeof(number));
-    return key;
-}
-
-static void fill(const load_t *load, uint32_t number, uint8_t *bytes)
-{
-    uint64_t state = number * 0x2545f4914f6cdd1dull + 1;
-    for (size_t i = 0; i < as_block_bytes(&load->shape); i += sizeof(state)) {
-        state = state * 6364136223846793005ull + 1442695040888963407ull;
-        memcpy(bytes + i, &state, sizeof(state));
-    }
-}
 
 // At once, so that a line that was read is one that was written before the store was killed.
 static void say(const char *what, uint32_t number)
@@ -99,8 +81,8 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
 static as_status_t put(slot_t *slot)
 {
     const load_t *load = slot->load;
-    fill(load, slot->number, slot->bytes);
-    as_key_t key = key_of(slot->number), ns = {{NAMESPACE}};
+    numbered_fill(&load->shape, slot->number, slot->bytes);
+    as_key_t key = numbered_key(slot->number), ns = {{NUMBERED_NAMESPACE}};
     assay_put_t *started;
     const assay_put_args_t args = {.shape = load->shape,
                                    .namespace_key = ns,
@@ -129,7 +111,7 @@ static void on_layer(void *ctx, uint32_t layer)
     slot_t *slot = ctx;
     size_t extent = as_extent_bytes(&slot->load->shape);
     uint8_t *expected = as_mem_alloc(as_block_bytes(&slot->load->shape));
-    fill(slot->load, slot->number, expected);
+    numbered_fill(&slot->load->shape, slot->number, expected);
     slot->wrong |= memcmp(slot->bytes + layer * extent, expected + layer * extent, extent) != 0;
     as_mem_free(expected);
     assay_fetch_release(slot->fetch, layer);
@@ -147,7 +129,7 @@ static void on_fetched(void *ctx, as_status_t status, uint32_t hole)
 static as_status_t check(slot_t *slot)
 {
     const load_t *load = slot->load;
-    as_key_t key = key_of(slot->number);
+    as_key_t key = numbered_key(slot->number);
     slot->wrong = false;
     const assay_fetch_args_t args = {.shape = load->shape,
                                      .keys = &key,
@@ -201,7 +183,7 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
 
 static bool begin(load_t *load, const char *address, const char *node_id)
 {
-    load->shape = (as_shape_t){4, 4, 2, 16, 16, AS_ELEMENT_F16};
+    load->shape = numbered_shape();
     assay_client_options_t options;
     assay_client_options_init(&options);
     if (as_loop_alloc_uv(&load->loop) != AS_OK) {

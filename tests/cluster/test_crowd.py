@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Thousands of clients at one real store: they are served, whoever is beyond a limit is refused and told so, and memory stays
+within a bound. Each client has a network of its own (tests/tools/crowd.c)."""
+import json
+import os
+import resource
+import subprocess
+import urllib.request
+
+import pytest
+
+from crash import FULL, LOAD, check
+from harness import BIN, END_SECONDS, Process, wait_until
+
+CROWD = 2000 if FULL else 1100  # more than the 1024 descriptors of a usual soft limit, and UCX's usual 1024 connections
+EACH_PROCESS = 550  # a client takes eight descriptors
+RAM_MIB = 32
+SANITIZED = bool(os.environ.get("ASSAY_TEST_SANITIZED"))  # keeps what was freed, and red zones
+BESIDE_KIB = (512 if SANITIZED else 64) * 1024  # of the process without its pool and connections
+CONNECTION_KIB = 256 if SANITIZED else 16  # measured: 3.3
+SECONDS = 120
+
+
+class Crowd:
+    """So many clients that have read a block once, and stay."""
+
+    def __init__(self, store, count):
+        self.child = subprocess.Popen([os.path.join(BIN, "crowd"), store.address["data"], store.address["node_id"], str(count)],
+                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                      env={**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
+        self.count = count
+
+    def said(self):
+        return json.loads(self.child.stdout.readline())
+
+    def again(self):
+        self.child.stdin.write("again\n")
+        self.child.stdin.flush()
+        return self.said()
+
+    def all_read(self, said):
+        assert said == {"right": self.count, "wrong": 0, "failed": 0}
+        return True
+
+    def end(self):
+        self.child.stdin.close()
+        self.child.stdout.close()
+        assert self.child.wait(END_SECONDS) == 0
+
+
+def start(tmp_path, limits, *options):
+    """A store with these soft and hard limits of open files, and block 0."""
+    command = [f"--nofile={limits[0]}:{limits[1]}", os.path.join(BIN, "assay-kvstore"), f"--ram={RAM_MIB}MiB", *options]
+    store = Process("/usr/bin/prlimit", command, tmp_path / "store.log").wait_ready()
+    subprocess.run([LOAD, "put", store.address["data"], store.address["node_id"], "0", "1"], check=True, stdout=subprocess.DEVNULL)
+    return store
+
+
+def rss_kib(store):
+    with open(f"/proc/{store.pid}/status", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def metric(store, name):
+    text = urllib.request.urlopen(f"http://{store.address['http']}/metrics", timeout=30).read().decode()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"assay_kvstore_{name} "))
+
+
+def open_files(store):
+    return len(os.listdir(f"/proc/{store.pid}/fd"))
+
+
+def others_are_served(store, first):
+    numbers = range(first, first + 20)
+    subprocess.run([LOAD, "put", store.address["data"], store.address["node_id"], str(first), "20"], check=True,
+                   stdout=subprocess.DEVNULL, timeout=30)
+    assert len(check(store, numbers)["right"]) == 20
+
+
+def refused(store):
+    alone = Crowd(store, 1)
+    assert alone.said() == {"right": 0, "wrong": 0, "failed": 1}
+    alone.end()
+
+
+def test_a_store_serves_a_crowd_in_bounded_memory_and_refuses_who_is_beyond_it(tmp_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 2 * CROWD + 1024:
+        pytest.skip(f"a process may have no more than {hard} descriptors here")
+    store = start(tmp_path, (1024, hard), f"--connections-max={CROWD + 1}")
+    before_kib = rss_kib(store)
+    counts = [min(EACH_PROCESS, CROWD - at) for at in range(0, CROWD, EACH_PROCESS)]
+    crowds = [Crowd(store, count) for count in counts]
+    assert all(crowd.all_read(crowd.said()) for crowd in crowds)
+    assert metric(store, "connections") == CROWD
+    others_are_served(store, 100)
+    assert all(crowd.all_read(crowd.again()) for crowd in crowds)
+    assert rss_kib(store) - before_kib <= CROWD * CONNECTION_KIB
+    assert rss_kib(store) <= RAM_MIB * 1024 + BESIDE_KIB + CROWD * CONNECTION_KIB
+    last = Crowd(store, 1)
+    assert last.all_read(last.said())
+    refused(store)
+    assert f"connection refused: {CROWD + 1} are open, of --connections-max={CROWD + 1}" in store.log_text()
+    assert metric(store, "refused_connections_total") >= 1
+    assert all(crowd.all_read(crowd.again()) for crowd in [*crowds, last])
+    for crowd in [*crowds, last]:
+        crowd.end()
+    wait_until(lambda: metric(store, "connections") == 0, SECONDS, "the crowd is gone")
+    others_are_served(store, 200)
+    assert store.end() == 0
+    store.check()
+
+
+def test_a_store_that_runs_short_of_descriptors_refuses_and_goes_on(tmp_path):
+    store = start(tmp_path, (256, 256))
+    assert "the limit of open files, 256, is too low for --connections-max=4096" in store.log_text()
+    crowd = Crowd(store, 150)
+    said = crowd.said()
+    assert said["wrong"] == 0 and said["right"] > 20 and said["failed"] > 20
+    assert "too many files are open here: raise their limit" in store.log_text()
+    assert crowd.again()["right"] == said["right"]
+    crowd.end()
+    wait_until(lambda: metric(store, "connections") == 0, SECONDS, "the crowd is gone")
+    others_are_served(store, 100)
+    assert store.end() == 0
+    store.check()
+
+
+def test_a_store_without_any_descriptor_listens_again_once_it_has_some(tmp_path):
+    store = start(tmp_path, (1024, 1024))
+    crowd = Crowd(store, 20)
+    assert crowd.all_read(crowd.said())
+    resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (open_files(store), 1024))
+    refused(store)  # by libuv, which keeps one descriptor for that
+    resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (4, 1024))
+    refused(store)
+    wait_until(lambda: "no connection can be taken for now: too many files are open here" in store.log_text(), 30, "said")
+    assert crowd.all_read(crowd.again())
+    resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+    wait_until(lambda: "connections are taken again" in store.log_text(), 30, "listens")
+    others_are_served(store, 100)
+    crowd.end()
+    assert len(store.log_text()) < 100000
+    assert store.end() == 0
+    store.check()
