@@ -1,80 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thousands of clients at one real store: they are served, whoever is beyond a limit is refused and told so, and memory stays
 within a bound. Each client has a network of its own (tests/tools/crowd.c)."""
-import json
 import os
 import resource
-import subprocess
-import urllib.request
 
 import pytest
 
-from crash import FULL, LOAD, check
-from harness import BIN, END_SECONDS, Process, wait_until
+from crash import FULL
+from crowd import RAM_MIB, SANITIZED, Crowd, metric, others_are_served, rss_kib, start
+from harness import wait_until
 
 CROWD = 2000 if FULL else 1100  # more than the 1024 descriptors of a usual soft limit, and UCX's usual 1024 connections
 EACH_PROCESS = 550  # a client takes eight descriptors
-RAM_MIB = 32
-SANITIZED = bool(os.environ.get("ASSAY_TEST_SANITIZED"))  # keeps what was freed, and red zones
 BESIDE_KIB = (512 if SANITIZED else 64) * 1024  # of the process without its pool and connections
 CONNECTION_KIB = 256 if SANITIZED else 16  # measured: 3.3
 SECONDS = 120
 
 
-class Crowd:
-    """So many clients that have read a block once, and stay."""
-
-    def __init__(self, store, count):
-        self.child = subprocess.Popen([os.path.join(BIN, "crowd"), store.address["data"], store.address["node_id"], str(count)],
-                                      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                      env={**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
-        self.count = count
-
-    def said(self):
-        return json.loads(self.child.stdout.readline())
-
-    def again(self):
-        self.child.stdin.write("again\n")
-        self.child.stdin.flush()
-        return self.said()
-
-    def all_read(self, said):
-        assert said == {"right": self.count, "wrong": 0, "failed": 0}
-        return True
-
-    def end(self):
-        self.child.stdin.close()
-        self.child.stdout.close()
-        assert self.child.wait(END_SECONDS) == 0
-
-
-def start(tmp_path, limits, *options):
-    """A store with these soft and hard limits of open files, and block 0."""
-    command = [f"--nofile={limits[0]}:{limits[1]}", os.path.join(BIN, "assay-kvstore"), f"--ram={RAM_MIB}MiB", *options]
-    store = Process("/usr/bin/prlimit", command, tmp_path / "store.log").wait_ready()
-    subprocess.run([LOAD, "put", store.address["data"], store.address["node_id"], "0", "1"], check=True, stdout=subprocess.DEVNULL)
-    return store
-
-
-def rss_kib(store):
-    with open(f"/proc/{store.pid}/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
-
-
-def metric(store, name):
-    text = urllib.request.urlopen(f"http://{store.address['http']}/metrics", timeout=30).read().decode()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"assay_kvstore_{name} "))
-
-
 def open_files(store):
     return len(os.listdir(f"/proc/{store.pid}/fd"))
-
-
-def others_are_served(store, first):
-    numbers = range(first, first + 20)
-    subprocess.run([LOAD, "put", store.address["data"], store.address["node_id"], str(first), "20"], check=True,
-                   stdout=subprocess.DEVNULL, timeout=30)
-    assert len(check(store, numbers)["right"]) == 20
 
 
 def refused(store):

@@ -80,6 +80,7 @@ static as_status_t member_begin(member_t *member)
     assay_client_options_init(&options);
     options.loop = member->crowd->loop;
     options.net_alloc = net_alloc;
+    options.connect_timeout_us = options.stall_timeout_us = DEADLINE_US; // hundreds share a loop
     as_status_t status = assay_client_alloc(&options, &member->client);
     if (status == AS_OK) {
         assay_client_set_stores(member->client, &member->crowd->store, 1);
@@ -163,7 +164,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: crowd HOST:PORT NODE_ID COUNT\n");
         return 2;
     }
-    as_log_set_level(AS_LOG_ERROR);
+    as_log_set_level(AS_LOG_WARN);
     crowd.store = (assay_store_t){.node_id = strtoull(argv[2], NULL, 16), .capacity_bytes = 1};
     snprintf(crowd.store.data_address, sizeof(crowd.store.data_address), "%s", argv[1]);
     crowd.shape = numbered_shape();

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers of a real store that say HELLO and then stop taking what they asked for, send messages again, or too large ones
+(tests/tools/rogue.c): the store holds little for them, answers others meanwhile, and holds nothing afterwards."""
+import os
+import resource
+import signal
+import subprocess
+
+import pytest
+
+from crowd import BY_MESSAGES, SANITIZED, metric, others_are_served, rss_kib, start
+from harness import BIN, END_SECONDS, wait_until
+
+STANDING = 12
+# What is handed to the network of a connection is 2 MiB, and that is in the pool: what is added are buffers of UCX.
+STANDING_KIB = 4 * 1024 if SANITIZED else 1024
+OK, LEASE = 0, 6  # statuses of proto/wire.h
+
+
+@pytest.fixture()
+def store(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    running = start(tmp_path, limits, "--lease-max-ms=60000", blocks=32)
+    yield running
+    for rogue in list(Rogue.all):  # of a test that failed
+        rogue.kill()
+    wait_until(lambda: metric(running, "connections") == 0 and metric(running, "leases") == 0, 30, "nothing is held")
+    assert running.end() == 0
+    running.check()
+
+
+class Rogue:
+    all = []
+
+    def __init__(self, store, what):
+        Rogue.all.append(self)
+        self.child = subprocess.Popen([os.path.join(BIN, "rogue"), store.address["data"], what], stdout=subprocess.PIPE, text=True,
+                                      env=BY_MESSAGES)
+
+    def until(self, word):
+        while (line := self.child.stdout.readline().strip()) != word:
+            assert line, f"it ended before it said {word}"
+
+    def said(self):
+        words = self.child.communicate(timeout=90)[0].split()
+        assert self.child.returncode == 0
+        Rogue.all.remove(self)
+        return words
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait(END_SECONDS)
+        self.child.stdout.close()
+        Rogue.all.remove(self)
+
+
+def test_readers_that_stop_taking_hold_up_nobody_and_cost_little(store):
+    before_kib = rss_kib(store)
+    rogues = [Rogue(store, "stand_still") for _ in range(STANDING)]
+    for rogue in rogues:
+        rogue.until("stopped")
+    for first in range(100, 180, 20):
+        others_are_served(store, first)
+    assert rss_kib(store) - before_kib <= STANDING * STANDING_KIB
+    wait_until(lambda: metric(store, "leases") == STANDING, 30, "all of them hold their leases, nobody else any")
+    for rogue in rogues[::2]:
+        rogue.kill()
+    for rogue in rogues[1::2]:
+        rogue.child.send_signal(signal.SIGCONT)
+        assert rogue.said() == ["DATA=0"] * (240 - 1) + ["open"]
+    assert rss_kib(store) - before_kib <= STANDING * STANDING_KIB
+
+
+def test_messages_that_come_again_are_answered_again_and_do_nothing_more(store):
+    words = Rogue(store, "replay").said()
+    assert sorted(words) == sorted(["HELLO_REPLY=0"] * 2 + ["LOCATED=0"] * 2 + ["DATA=0", "RENEWED=0"] * 2 +
+                                   [f"DATA={LEASE}", f"RENEWED={LEASE}", "open"])
+
+
+def test_a_lease_of_somebody_else_gives_nothing(store):
+    assert Rogue(store, "read_of_a_lease_that_is_not_its_own").said() == ["HELLO_REPLY=0", "LOCATED=0", f"DATA={LEASE}",
+                                                                          f"DATA={LEASE}", "open"]
+
+
+def test_messages_of_other_sizes_than_they_say_harm_nobody(store):
+    before_kib = rss_kib(store)
+    for _ in range(5):
+        for what in ("hello_with_a_payload", "release_with_a_payload"):  # which nobody looks at
+            assert Rogue(store, what).said()[-1] == "open", what
+        for what in ("locate_with_more_than_its_keys", "locate_with_less_than_its_keys", "locate_of_too_many_keys",
+                     "read_of_too_many", "header_of_the_largest_size", "header_that_is_cut", "answer_in_place_of_a_question"):
+            assert Rogue(store, what).said()[-1] == "closed", what
+    others_are_served(store, 100)
+    assert metric(store, "protocol_errors_total") == 5 * 7
+    assert rss_kib(store) - before_kib <= 4 * STANDING_KIB
