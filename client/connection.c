@@ -445,7 +445,9 @@ static void answer(assay_link_t *link, const as_wire_head_t *head, as_net_msg_t 
     link->silent_since_us = 0;
     void (*answered)(void *, const void *, as_net_msg_t *) = call->answered;
     void *owner = call->owner;
-    assay_call_drop(call);
+    if (!call->in_pieces) {
+        assay_call_drop(call);
+    }
     answered(owner, head, msg);
 }
 

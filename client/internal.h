@@ -18,7 +18,11 @@
 #define GET_BYTES_TARGET                                                                           \
     (1u << 20) // of one one-sided read: large enough to hide its cost, small enough to interleave
 #define ASK_BYTES_TARGET                                                                           \
-    (64u << 10) // of several small extents in one answer: what the network sends eagerly
+    (256u << 10) // of several small extents in one answer: what comes with its message
+// The store's network gathers an answer of few blocks from where they lie; of more it first makes a
+// copy, and small answers are the better then.
+#define ASK_BLOCKS_LARGE 8u
+#define ASK_BYTES_MANY   (64u << 10)
 #define COPY_BYTES_TURN                                                                            \
     (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
 #define NO_BLOCK UINT32_MAX
@@ -104,9 +108,11 @@ struct assay_call {
     void *owner;
     // The link is READY: send the question, whose head is as_wire_head(type, assay_call_id(call)).
     as_status_t (*send)(assay_call_t *call);
-    // The call is over and dropped when these run. The header is checked and of answer_type.
+    // The call is over and dropped when these run; one that is answered in pieces is dropped by its
+    // owner, with the last. The header is checked and of answer_type.
     void (*answered)(void *owner, const void *header, as_net_msg_t *msg);
     void (*failed)(void *owner, as_status_t status);
+    bool in_pieces; // set by its owner
 };
 
 typedef struct assay_call_params {
@@ -187,6 +193,9 @@ typedef struct assay_read {
     uint32_t position, count;
     uint32_t layer, layer_count;
     uint64_t epoch;
+    size_t arrived_bytes;
+    bool scattered; // pieces of it did not come in order
+    uint32_t crc;   // of those that came, if in order
 } assay_read_t;
 
 typedef enum fetch_state { FETCH_LOCATING, FETCH_READING, FETCH_ENDING, FETCH_ENDED } fetch_state_t;
@@ -288,10 +297,17 @@ static inline uint32_t assay_fetch_layers(const assay_fetch_t *fetch)
 }
 uint8_t *assay_fetch_place(const assay_fetch_t *fetch, uint32_t block, uint32_t layer);
 
-// read.c
+// pump.c
 uint32_t
 assay_urgency_weight(assay_urgency_t urgency); // its share of what a link may have in flight
 void assay_read_pump(assay_fetch_t *fetch);
+
+// read.c
+// One read of what is next in the part, which asks are sent for with assay_read_flush. False: none, and
+// the fetch knows what it lacks.
+bool assay_read_start(assay_part_t *part, uint32_t count, uint32_t layer_count);
+void assay_read_flush(assay_link_t *link);
+void assay_read_copy(assay_part_t *part);     // one extent, by pointer
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
 

@@ -2,13 +2,12 @@
 // Moving extents: by pointer from shared memory, by one-sided reads, or by asking the store to send
 // them.
 //
-// Every part of a fetch goes through its own blocks, layer by layer, as far as the caller's slots
-// are free; so all stores work at once and the first layers come first. By pointer an extent is
-// copied and checksummed in one pass, a bounded number of bytes in each turn of the loop. Else
-// reads are kept in flight, a bounded number of bytes on each link. By message, one READ asks for
-// many, since a small message costs as much as a large one; each has its own answer, small enough
-// to come with its bytes, which are checksummed as they are copied into the buffer. Small
-// neighbours share an answer. Larger extents are received where they belong.
+// What comes next is decided in pump.c. By pointer an extent is copied and checksummed in one pass,
+// a bounded number of bytes in each turn of the loop. Else reads are kept in flight. By message, one
+// READ asks for many, since a small message costs as much as a large one; each has its own answer.
+// Small neighbours share one, and a large extent comes in pieces: what comes with its message is
+// checksummed as it is copied into the buffer. A network that would rather not cut them has large
+// answers received where they belong.
 //
 // Where the bytes came without the store's doing, the lease is looked at after they are here: by
 // our clock it ends before the store's, so a lease that still holds proves that nothing was reused
@@ -31,6 +30,21 @@ static void on_arrived(void *ctx, as_status_t status);
 static size_t read_bytes(const assay_read_t *read)
 {
     return (size_t)read->count * read->layer_count * read->part->fetch->extent_bytes;
+}
+
+// They are here and are not waited for any longer.
+static void note_arrived(assay_read_t *read, size_t bytes)
+{
+    assay_part_t *part = read->part;
+    assay_link_t *link = part->link;
+    read->arrived_bytes += bytes;
+    part->outstanding_bytes -= bytes;
+    if (link->epoch == read->epoch) {
+        link->bytes_in_flight -= bytes;
+        link->urgent_bytes[part->fetch->args.urgency] -= bytes;
+        assay_rate_arrived(link, bytes);
+        assay_rate_end(link, assay_now_us(link->client), link->bytes_in_flight == 0);
+    }
 }
 
 static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t layer_count)
@@ -77,16 +91,20 @@ static void read_give(assay_read_t *read)
     } else {
         fetch->reads = read->next;
     }
+    size_t left_bytes = read_bytes(read) - read->arrived_bytes;
     part->outstanding--;
-    part->outstanding_bytes -= read_bytes(read);
+    part->outstanding_bytes -= left_bytes;
     for (uint32_t i = 0; i < read->count; i++) {
         fetch->blocks[part->blocks[read->position + i]].reads--;
     }
     if (part->link->epoch == read->epoch) {
         part->link->reads_in_flight--;
-        part->link->bytes_in_flight -= read_bytes(read);
-        part->link->urgent_bytes[fetch->args.urgency] -= read_bytes(read);
-        assay_rate_end(part->link, assay_now_us(fetch->client), part->link->bytes_in_flight == 0);
+        part->link->bytes_in_flight -= left_bytes;
+        part->link->urgent_bytes[fetch->args.urgency] -= left_bytes;
+        if (left_bytes > 0) {
+            assay_rate_end(part->link, assay_now_us(fetch->client),
+                           part->link->bytes_in_flight == 0);
+        }
     }
     as_pool_give(fetch->client->reads, read);
 }
@@ -156,7 +174,6 @@ static void take_read(assay_read_t *read, const uint8_t *from)
 {
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
-    assay_rate_arrived(part->link, read_bytes(read));
     for (uint32_t i = 0; i < read->count; i++) {
         for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
             uint32_t position = read->position + i, layer = read->layer + l;
@@ -171,11 +188,42 @@ static void take_read(assay_read_t *read, const uint8_t *from)
             take_extent(part, position, layer, crc);
         }
     }
+    note_arrived(read, read_bytes(read));
+}
+
+// One that came in pieces is whole.
+static void take_pieces(const assay_read_t *read)
+{
+    assay_part_t *part = read->part;
+    const assay_fetch_t *fetch = part->fetch;
+    const uint8_t *to = assay_fetch_place(fetch, part->blocks[read->position], read->layer);
+    bool sums = read->scattered && fetch->client->options.verify_checksums;
+    take_extent(part, read->position, read->layer,
+                sums ? as_crc32c(0, to, fetch->extent_bytes) : read->crc);
+}
+
+static bool is_piece(const assay_read_t *read, size_t offset, const as_net_msg_t *msg)
+{
+    size_t extent_bytes = read->part->fetch->extent_bytes;
+    return read->count * read->layer_count == 1 && msg->data && offset <= extent_bytes &&
+           msg->data_bytes <= extent_bytes - offset &&
+           msg->data_bytes <= extent_bytes - read->arrived_bytes;
+}
+
+// Pieces that come in order are summed as they are copied, others all together. That they do not
+// overlap is the store's word: then the sum tells.
+static void take_piece(assay_read_t *read, size_t offset, const as_net_msg_t *msg)
+{
+    assay_part_t *part = read->part;
+    uint8_t *to = assay_fetch_place(part->fetch, part->blocks[read->position], read->layer);
+    read->scattered |= offset != read->arrived_bytes;
+    read->crc = as_crc32c_copy(read->crc, to + offset, msg->data, msg->data_bytes);
+    note_arrived(read, msg->data_bytes);
 }
 
 // ---- by pointer
 
-static void copy_extent(assay_part_t *part)
+void assay_read_copy(assay_part_t *part)
 {
     assay_fetch_t *fetch = part->fetch;
     uint32_t block = part->blocks[part->position];
@@ -212,8 +260,7 @@ static as_status_t start_get(assay_read_t *read)
 
 // ---- by message
 
-// Sends what was asked since the last time.
-static void flush_asks(assay_link_t *link)
+void assay_read_flush(assay_link_t *link)
 {
     as_wire_read_t *asking = &link->asking;
     uint32_t count = asking->ask_count;
@@ -250,7 +297,11 @@ static as_status_t start_ask(assay_read_t *read)
 {
     const assay_call_params_t params = {read, AS_WIRE_DATA, add_ask, on_data, on_asked_failed};
     read->state = READ_ASKED;
-    return assay_call_start(read->part->link, &params, &read->call);
+    as_status_t status = assay_call_start(read->part->link, &params, &read->call);
+    if (status == AS_OK) {
+        read->call->in_pieces = true;
+    }
+    return status;
 }
 
 // Its connection failed, with many others': the fetch is settled from the loop.
@@ -263,35 +314,71 @@ static void on_asked_failed(void *owner, as_status_t status)
     wake_all(fetch);
 }
 
-static void on_data(void *owner, const void *header, as_net_msg_t *msg)
+// The read has ended; unless the store has kept to the protocol, so does the connection.
+static void end_data(assay_read_t *read, as_status_t status)
 {
-    assay_read_t *read = owner;
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
-    uint32_t block = part->blocks[read->position];
-    as_status_t status = as_wire_status_to(((const as_wire_data_t *)header)->status);
-    bool sound = msg->data_bytes == (status == AS_OK ? read_bytes(read) : 0);
-    read->call = NULL;
-    read->state = READ_ARRIVING; // nothing is to be forgotten any more
-    if (status == AS_OK && sound && msg->data) {
-        part->progress_us = assay_now_us(fetch->client);
-        take_read(read, msg->data);
-    } else if (status == AS_OK && sound) {
-        fetch->arriving++;
-        status =
-            as_net_msg_recv(msg, assay_fetch_place(fetch, block, read->layer), on_arrived, read);
-        if (status == AS_OK) {
-            return;
-        }
-        fetch->arriving--;
-    }
-    if (status != AS_OK || !sound) {
-        lose_read(read, sound ? status : AS_ERR_PROTOCOL);
+    if (status != AS_OK) {
+        lose_read(read, status);
     }
     read_give(read);
     wake_all(fetch);
-    if (!sound) {
-        assay_link_fail(part->link, AS_ERR_PROTOCOL);
+    if (status == AS_ERR_PROTOCOL) {
+        assay_link_fail(part->link, status);
+    }
+}
+
+// The whole answer, in one message.
+static void take_answer(assay_read_t *read, as_net_msg_t *msg)
+{
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    uint32_t block = part->blocks[read->position];
+    if (msg->data) {
+        take_read(read, msg->data);
+        end_data(read, AS_OK);
+        return;
+    }
+    fetch->arriving++;
+    as_status_t status =
+        as_net_msg_recv(msg, assay_fetch_place(fetch, block, read->layer), on_arrived, read);
+    if (status != AS_OK) {
+        fetch->arriving--;
+        end_data(read, status);
+    }
+}
+
+static void on_data(void *owner, const void *header, as_net_msg_t *msg)
+{
+    assay_read_t *read = owner;
+    assay_fetch_t *fetch = read->part->fetch;
+    const as_wire_data_t *data = header;
+    as_status_t status = as_wire_status_to(data->status);
+    bool whole = read->arrived_bytes == 0 && msg->data_bytes == read_bytes(read);
+    bool piece =
+        status == AS_OK && !whole && msg->data_bytes > 0 && is_piece(read, data->offset, msg);
+    if (status == AS_OK) {
+        read->part->progress_us = assay_now_us(fetch->client);
+    }
+    if (piece) {
+        take_piece(read, data->offset, msg);
+        if (read->arrived_bytes < read_bytes(read)) {
+            wake_all(fetch);
+            return;
+        }
+    }
+    assay_call_drop(read->call);
+    read->call = NULL;
+    read->state = READ_ARRIVING; // nothing is to be forgotten any more
+    if (piece) {
+        take_pieces(read);
+        end_data(read, AS_OK);
+    } else if (status == AS_OK && whole) {
+        take_answer(read, msg);
+    } else {
+        bool sound = status != AS_OK && msg->data_bytes == 0;
+        end_data(read, sound ? status : AS_ERR_PROTOCOL);
     }
 }
 
@@ -317,197 +404,22 @@ static void on_arrived(void *ctx, as_status_t status)
     assay_fetch_settle(fetch);
 }
 
-// ---- what is next
+// ---- starting and watching
 
-// How many of `left` neighbours one read brings: as many as are worth it, in pieces of about the
-// same length.
-static uint32_t run_of(const assay_part_t *part, uint32_t left)
-{
-    size_t bytes = part->link->rkey ? GET_BYTES_TARGET : ASK_BYTES_TARGET;
-    uint32_t most = (uint32_t)(bytes / part->fetch->extent_bytes);
-    most = most == 0 ? 1 : most > AS_WIRE_EXTENTS_MAX ? AS_WIRE_EXTENTS_MAX : most;
-    uint32_t pieces = (left + most - 1) / most;
-    return (left + pieces - 1) / pieces;
-}
-
-// An extent of the present layer: this part is to bring it.
-static bool is_wanted(const assay_part_t *part, uint32_t position)
-{
-    const assay_fetch_t *fetch = part->fetch;
-    uint32_t block = part->blocks[position];
-    return block < fetch->limit && fetch->blocks[block].part == part &&
-           !fetch->here[(size_t)block * fetch->args.shape.layers + part->layer];
-}
-
-// Neighbours from the part's position on: next to each other in the question, in the chain and in
-// the buffer.
-static uint32_t neighbours(const assay_part_t *part)
-{
-    const assay_fetch_t *fetch = part->fetch;
-    uint32_t first = part->position, end = first + 1;
-    bool joined = fetch->args.block_stride == fetch->extent_bytes && !part->link->rkey;
-    while (joined && end < part->count &&
-           part->blocks[end] == part->blocks[first] + (end - first) && is_wanted(part, end)) {
-        end++;
-    }
-    return end - first;
-}
-
-// Layers of the block at the part's position that are missing, from the part's layer on.
-static uint32_t missing_layers(const assay_part_t *part)
-{
-    const assay_fetch_t *fetch = part->fetch;
-    uint32_t block = part->blocks[part->position], end = part->layer + 1;
-    const bool *here = &fetch->here[(size_t)block * fetch->args.shape.layers];
-    while (end < fetch->layer_end && !here[end]) {
-        end++;
-    }
-    return end - part->layer;
-}
-
-static void advance(assay_part_t *part, uint32_t count, uint32_t layer_count)
-{
-    if (part->fetch->by_block) {
-        part->layer += layer_count;
-        if (part->layer == part->fetch->layer_end) {
-            part->layer = part->fetch->layer_first;
-            part->position++;
-        }
-        return;
-    }
-    part->position += count;
-    if (part->position == part->count) {
-        part->position = 0;
-        part->layer++;
-    }
-}
-
-// Goes to the next extent that is wanted and whose slot is free. False: every such slot is taken.
-static bool seek(assay_part_t *part)
-{
-    const assay_fetch_t *fetch = part->fetch;
-    uint32_t slots = fetch->args.layer_slots;
-    while (part->layer < fetch->layer_end && part->position < part->count) {
-        if (part->layer - fetch->layer_first >= slots && !fetch->released[part->layer - slots]) {
-            return false;
-        }
-        if (is_wanted(part, part->position)) {
-            return true;
-        }
-        bool ours = fetch->blocks[part->blocks[part->position]].part == part;
-        advance(part, 1, ours ? 1 : fetch->layer_end - part->layer);
-    }
-    return false;
-}
-
-// The store's classes have the same numbers.
-_Static_assert((int)ASSAY_URGENCY_PREFIX == AS_WIRE_PREFIX &&
-                   (int)ASSAY_URGENCY_VERIFY == AS_WIRE_VERIFY &&
-                   (int)ASSAY_URGENCY_KVFETCH == AS_WIRE_KVFETCH &&
-                   (int)ASSAY_URGENCY_COUNT == AS_WIRE_CLASS_COUNT,
-               "urgency as on the wire");
-
-uint32_t assay_urgency_weight(assay_urgency_t urgency)
-{
-    static const uint32_t weights[ASSAY_URGENCY_COUNT] = {1, 4, 16};
-    return weights[urgency];
-}
-
-// A fetch's share of what a link may have in flight.
-static size_t share_bytes(const assay_part_t *part)
-{
-    const assay_client_t *client = part->fetch->client;
-    return client->options.bytes_in_flight_max / client->fetch_weights *
-           assay_urgency_weight(part->fetch->args.urgency);
-}
-
-// Whether so much has arrived that asking for more is worth a message.
-static bool is_low(const assay_part_t *part)
-{
-    return part->outstanding == 0 || part->outstanding_bytes <= share_bytes(part) / 4 * 3;
-}
-
-// What is less urgent takes no room from it.
-static bool has_room(const assay_part_t *part)
-{
-    const assay_client_t *client = part->fetch->client;
-    const assay_link_t *link = part->link;
-    size_t bytes = 0;
-    for (uint32_t i = part->fetch->args.urgency; i < ASSAY_URGENCY_COUNT; i++) {
-        bytes += link->urgent_bytes[i];
-    }
-    bool is_within =
-        bytes < client->options.bytes_in_flight_max && part->outstanding_bytes < share_bytes(part);
-    return link->reads_in_flight < link->asks_max && (part->outstanding == 0 || is_within);
-}
-
-// Starts one read. False: no room for more now.
-static bool start_one(assay_part_t *part)
+bool assay_read_start(assay_part_t *part, uint32_t count, uint32_t layer_count)
 {
     assay_fetch_t *fetch = part->fetch;
-    assay_link_t *link = part->link;
-    if (!has_room(part)) {
-        return false;
-    }
-    uint32_t block = part->blocks[part->position];
-    uint32_t count = fetch->by_block ? 1 : run_of(part, neighbours(part));
-    uint32_t layer_count = fetch->by_block ? run_of(part, missing_layers(part)) : 1;
     assay_read_t *read = read_take(part, count, layer_count);
     if (!read) {
-        assay_fetch_hole(fetch, block, AS_ERR_BUSY);
+        assay_fetch_hole(fetch, part->blocks[part->position], AS_ERR_BUSY);
         return false;
     }
-    as_status_t status = link->rkey ? start_get(read) : start_ask(read);
+    as_status_t status = part->link->rkey ? start_get(read) : start_ask(read);
     if (status != AS_OK) {
         lose_read(read, status);
         read_give(read);
-        return false;
     }
-    advance(part, count, layer_count);
-    if (link->asking.ask_count == AS_WIRE_ASKS_MAX) {
-        flush_asks(link);
-    }
-    return true;
-}
-
-// True: there is more to copy in the next turn.
-static bool pump_part(assay_part_t *part, size_t *budget_bytes)
-{
-    assay_fetch_t *fetch = part->fetch;
-    if (!part->answered || (!part->link->local && !is_low(part))) {
-        return false; // it is not known yet what it has, or it has enough to do
-    }
-    while (fetch->state == FETCH_READING && seek(part)) {
-        if (!assay_link_is(part->link, part->epoch)) {
-            assay_fetch_lost(part, part->blocks[part->position], AS_ERR_PEER_LOST);
-        } else if (!part->link->local) {
-            if (!start_one(part)) {
-                return false;
-            }
-        } else if (*budget_bytes == 0) {
-            return true;
-        } else {
-            *budget_bytes -=
-                fetch->extent_bytes < *budget_bytes ? fetch->extent_bytes : *budget_bytes;
-            copy_extent(part);
-            advance(part, 1, 1);
-        }
-    }
-    return false;
-}
-
-void assay_read_pump(assay_fetch_t *fetch)
-{
-    size_t budget_bytes = COPY_BYTES_TURN;
-    bool more = false;
-    for (assay_part_t *part = fetch->parts; part && fetch->state == FETCH_READING;
-         part = part->next) {
-        more |= pump_part(part, &budget_bytes);
-        flush_asks(part->link);
-    }
-    if (more) {
-        as_loop_post(fetch->client->options.loop, &fetch->pump);
-    }
+    return status == AS_OK;
 }
 
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us)

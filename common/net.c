@@ -65,6 +65,12 @@ const char *as_conn_transport(const as_conn_t *conn)
     return conn->net->ops->transport(conn);
 }
 
+size_t as_conn_piece_bytes(const as_conn_t *conn)
+{
+    check_conn(conn);
+    return conn->net->ops->piece_bytes(conn);
+}
+
 void as_conn_set_user(as_conn_t *conn, void *user)
 {
     check_conn(conn);

@@ -118,6 +118,7 @@ static const as_net_ops_t sim_ops = {
     .connect = sim_connect,
     .close = sim_close,
     .transport = sim_transport,
+    .piece_bytes = sim_piece_bytes,
     .send = sim_send,
     .msg_recv = sim_msg_recv,
     .mem_alloc = sim_mem_alloc,

@@ -296,3 +296,8 @@ const char *sim_transport(const as_conn_t *head)
 {
     return ((const sim_conn_t *)head)->state == SIM_OPEN ? "sim" : "";
 }
+
+size_t sim_piece_bytes(const as_conn_t *head)
+{
+    return sim_conn_net((const sim_conn_t *)head)->sim->piece_bytes;
+}

@@ -112,6 +112,7 @@ void sim_op_end_later(sim_net_t *net, sim_op_t *op, as_status_t status, uint64_t
 as_status_t sim_connect(as_net_t *head, const char *address, as_conn_t **conn_p);
 void sim_close(as_conn_t *head);
 const char *sim_transport(const as_conn_t *head);
+size_t sim_piece_bytes(const as_conn_t *head);
 
 // net_sim_msg.c: messages and memory.
 as_status_t sim_send(as_conn_t *head, const as_net_send_params_t *params);

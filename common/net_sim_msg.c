@@ -2,8 +2,9 @@
 // The simulated data plane: messages, registered memory and one-sided reads.
 //
 // A message of up to EAGER_BYTES_MAX payload travels with its bytes and is done for its sender at
-// once. A larger one is offered first; the bytes are copied from the sender's live memory when they
-// come to the receiver that took them, and the sender is done after that. A message that is lost is
+// once, a piece when it has arrived. What is larger is offered first; the bytes are copied from the
+// sender's live memory when they come to the receiver that took them, and the sender is done after
+// that. A message that is lost is
 // done for its sender. A one-sided read copies from the live memory of the other node when it is
 // delivered, so a store that reuses memory under a reader is found out.
 #include <string.h>
@@ -43,8 +44,9 @@ static void fire_message(sim_event_t *base)
     sim_corrupt(net->sim, event->base.owned, event->base.owned ? event->data_bytes : 0);
     net->head.handlers.on_message(net->head.handlers.ctx, &conn->head, &msg.in.msg);
     sim_net_t *from = sim_net_find(base->sim, event->from_net);
-    sim_op_t *op = msg.in.taken ? NULL : sim_op_find(from, event->other_op_id);
-    if (op && !op->ended) { // offered and not taken
+    bool offered = !event->base.owned;
+    sim_op_t *op = offered && msg.in.taken ? NULL : sim_op_find(from, event->other_op_id);
+    if (op && !op->ended) { // arrived, or offered and not taken
         sim_op_end_later(from, op, AS_OK, sim_delay_us(base->sim));
     }
 }
@@ -67,7 +69,8 @@ as_status_t sim_send(as_conn_t *head, const as_net_send_params_t *params)
     if (params->header_bytes > 0) {
         memcpy(event->header, params->header, params->header_bytes);
     }
-    if (params->data_bytes > EAGER_BYTES_MAX) {
+    bool is_piece = params->data_bytes <= net->sim->piece_bytes && net->sim->piece_bytes < SIZE_MAX;
+    if (params->data_bytes > EAGER_BYTES_MAX && !is_piece) {
         op->data = params->data;
         op->bytes = params->data_bytes;
         event->other_op_id = op->id;
@@ -76,7 +79,7 @@ as_status_t sim_send(as_conn_t *head, const as_net_send_params_t *params)
             event->base.owned = sim_must_alloc(params->data_bytes);
             memcpy(event->base.owned, params->data, params->data_bytes);
         }
-        if (op && conn->state == SIM_OPEN) {
+        if (op && conn->state == SIM_OPEN && params->data_bytes <= EAGER_BYTES_MAX) {
             sim_op_end_later(net, op, AS_OK, 1);
         } else if (op) {
             event->other_op_id = op->id;

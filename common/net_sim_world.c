@@ -208,6 +208,7 @@ as_status_t as_sim_alloc(as_loop_t *loop, uint64_t seed, as_sim_t **sim_p)
     sim->random_state = mix(seed);
     sim->trace = mix(seed);
     sim->onesided = true;
+    sim->piece_bytes = SIZE_MAX;
     sim->id_next = 1;
     sim->port_next = 1;
     as_status_t status = as_timer_alloc(loop, on_timer, sim, &sim->timer);
@@ -242,4 +243,9 @@ void as_sim_set_faults(as_sim_t *sim, const as_sim_faults_t *faults)
 void as_sim_set_onesided(as_sim_t *sim, bool onesided)
 {
     sim->onesided = onesided;
+}
+
+void as_sim_set_piece_bytes(as_sim_t *sim, size_t bytes)
+{
+    sim->piece_bytes = bytes;
 }

@@ -37,6 +37,7 @@ struct as_sim {
     uint64_t random_state;
     as_sim_faults_t faults;
     bool onesided;
+    size_t piece_bytes;
     uint64_t trace;
     uint64_t id_next;
     uint32_t port_next;

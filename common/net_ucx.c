@@ -482,6 +482,7 @@ static const as_net_ops_t ucx_ops = {
     .connect = ucx_connect,
     .close = ucx_close,
     .transport = ucx_transport,
+    .piece_bytes = ucx_piece_bytes,
     .send = ucx_send,
     .sendv = ucx_sendv,
     .msg_recv = ucx_msg_recv,

@@ -205,6 +205,7 @@ void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 as_status_t ucx_msg_register(ucx_net_t *net) AS_MUST_USE; // sets the worker's message handlers
 as_status_t ucx_msg_greet(ucx_conn_t *conn) AS_MUST_USE;
 as_status_t ucx_send(as_conn_t *conn, const as_net_send_params_t *params);
+size_t ucx_piece_bytes(const as_conn_t *conn);
 as_status_t ucx_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx);
 as_status_t ucx_mem_alloc(as_net_t *net, size_t bytes, void **memory_p, as_net_mem_t **mem_p);
 as_status_t ucx_sendv(as_conn_t *conn, const as_net_sendv_params_t *params);

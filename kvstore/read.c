@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// READ: extents of leased blocks, sent from the pool as they lie there, a message for each ask.
-// Nothing is copied; the blocks are pinned until the network is done with them, so a lease that
-// ends in the meantime does no harm.
+// READ: extents of leased blocks, sent from the pool as they lie there, a message for each ask, or,
+// of an extent that is larger than the network likes its messages, one for each piece. Nothing is
+// copied; the blocks are pinned until the network is done with them, so a lease that ends in the
+// meantime does no harm.
 //
 // What is handed to the network leaves in that order. So only KVS_CONN_WINDOW_BYTES of a connection
-// are, and the rest waits here, where an urgent ask overtakes a large one: the classes send by
-// weighted turns (deficit round robin, Shreedhar and Varghese 1995). The turns are a connection's
-// own, so that a reader that takes nothing holds up nobody else.
+// are, and the rest waits here, where an urgent ask overtakes a large one, between two of its pieces
+// too: the classes send by weighted turns (deficit round robin, Shreedhar and Varghese 1995). The
+// turns are a connection's own, so that a reader that takes nothing holds up nobody else.
 #include <string.h>
 
 #include "common/assert.h"
@@ -15,6 +16,7 @@
 #include "kvstore/store.h"
 
 #define QUANTUM_BYTES (64 << 10) // of a turn, times the weight of the class
+#define LINE_BYTES    64u
 static const int64_t WEIGHTS[AS_WIRE_CLASS_COUNT] = {
     [AS_WIRE_PREFIX] = 1,
     [AS_WIRE_VERIFY] = 4,
@@ -31,7 +33,11 @@ typedef struct kvs_read {
     as_net_iov_t iov[AS_WIRE_EXTENTS_MAX];
     uint32_t iov_count;
     size_t bytes;
-    uint8_t *scratch; // of the fault site only
+    size_t piece_bytes;   // of each message but the last
+    size_t handed_bytes;  // to the network, from the beginning
+    size_t sending_bytes; // of those, not known to be sent
+    uint32_t sending;     // messages
+    uint8_t *scratch;     // of the fault site only
 } read_t;
 
 static void serve_turns(kvs_conn_t *conn);
@@ -65,18 +71,39 @@ static void read_end(read_t *read)
     kvs_conn_drop(conn);
 }
 
+// Nothing more of it is to be sent.
+static void read_stop(read_t *read)
+{
+    read->handed_bytes = read->bytes;
+    if (read->sending == 0) {
+        read_end(read);
+    }
+}
+
 static void on_sent(void *ctx, as_status_t status)
 {
     read_t *read = ctx;
     kvs_conn_t *conn = read->conn;
+    size_t bytes = --read->sending > 0 ? read->piece_bytes : read->sending_bytes;
     if (status == AS_OK) {
-        kvs_count(&conn->store->counted.bytes_read, KVS_METRIC_BYTES_READ, read->bytes);
+        kvs_count(&conn->store->counted.bytes_read, KVS_METRIC_BYTES_READ, bytes);
     }
-    conn->turns.sending_bytes -= read->bytes;
+    read->sending_bytes -= bytes;
+    conn->turns.sending_bytes -= bytes;
     kvs_conn_hold(conn);
-    read_end(read);
+    if (read->sending == 0 && read->handed_bytes == read->bytes) {
+        read_end(read);
+    }
     serve_turns(conn);
     kvs_conn_drop(conn);
+}
+
+// Pieces of about the same size, and of whole cache lines.
+static size_t piece_of(const kvs_conn_t *conn, size_t bytes)
+{
+    size_t most = as_conn_piece_bytes(conn->net);
+    size_t pieces = bytes / most + (bytes % most > 0);
+    return pieces > 1 ? (bytes / pieces + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES : bytes;
 }
 
 // Pins the blocks and lays out what is to be sent.
@@ -101,10 +128,9 @@ static as_status_t gather(read_t *read, uint64_t lease_id, const as_wire_ask_t *
         read->iov_count = i + 1;
         read->bytes += read->iov[i].bytes;
     }
-    if (ask->index_count * ask->layer_count > 1 && read->bytes > AS_WIRE_ASK_BYTES_MAX) {
-        return AS_ERR_LIMIT;
-    }
-    return AS_OK;
+    bool is_single = ask->index_count * ask->layer_count == 1;
+    read->piece_bytes = is_single ? piece_of(conn, read->bytes) : read->bytes;
+    return is_single || read->bytes <= AS_WIRE_ASK_BYTES_MAX ? AS_OK : AS_ERR_LIMIT;
 }
 
 // What a torn or damaged extent looks like to the reader. The pool itself stays as it is.
@@ -151,8 +177,15 @@ static read_t *take_first(kvs_turns_t *turns, uint32_t urgency)
     return read;
 }
 
-// The next to be sent, or NULL. A class that is alone waits for no turn.
-static read_t *take_next(kvs_turns_t *turns)
+// Of the next message.
+static size_t next_bytes(const read_t *read)
+{
+    size_t left = read->bytes - read->handed_bytes;
+    return left < read->piece_bytes ? left : read->piece_bytes;
+}
+
+// Of whom is next to send something, or AS_WIRE_CLASS_COUNT. A class that is alone waits for no turn.
+static uint32_t next_class(kvs_turns_t *turns)
 {
     uint32_t waiting = 0, one = 0;
     for (uint32_t i = 0; i < AS_WIRE_CLASS_COUNT; i++) {
@@ -160,7 +193,7 @@ static read_t *take_next(kvs_turns_t *turns)
         one = turns->first[i] ? i : one;
     }
     if (waiting <= 1) {
-        return waiting == 1 ? take_first(turns, one) : NULL;
+        return waiting == 1 ? one : AS_WIRE_CLASS_COUNT;
     }
     while (!turns->first[turns->turn] || turns->credit[turns->turn] <= 0) {
         turns->turn = (turns->turn + 1) % AS_WIRE_CLASS_COUNT;
@@ -168,31 +201,47 @@ static read_t *take_next(kvs_turns_t *turns)
             turns->credit[turns->turn] += WEIGHTS[turns->turn] * QUANTUM_BYTES;
         }
     }
-    read_t *read = turns->first[turns->turn];
-    turns->credit[turns->turn] -= (int64_t)read->bytes;
-    return take_first(turns, turns->turn);
+    turns->credit[turns->turn] -= (int64_t)next_bytes(turns->first[turns->turn]);
+    return turns->turn;
 }
 
-static void send(read_t *read)
+// Hands the next message to the network.
+static as_status_t send(read_t *read)
 {
     kvs_conn_t *conn = read->conn;
-    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, read->ask.request)};
-    conn->turns.sending_bytes += read->bytes;
-    as_status_t status =
-        as_net_sendv(conn->net, &reply, sizeof(reply), read->iov, read->iov_count, on_sent, read);
-    if (status != AS_OK) {
-        conn->turns.sending_bytes -= read->bytes;
-        refuse(conn, &read->ask, status);
-        read_end(read);
+    const as_wire_data_t reply = {.head = as_wire_head(AS_WIRE_DATA, read->ask.request),
+                                  .offset = (uint32_t)read->handed_bytes};
+    size_t bytes = next_bytes(read);
+    as_net_iov_t piece = {(const uint8_t *)read->iov[0].data + read->handed_bytes, bytes};
+    bool whole = bytes == read->bytes;
+    as_status_t status = as_net_sendv(conn->net, &reply, sizeof(reply), whole ? read->iov : &piece,
+                                      whole ? read->iov_count : 1, on_sent, read);
+    if (status == AS_OK) {
+        read->sending++;
+        read->sending_bytes += bytes;
+        read->handed_bytes += bytes;
+        conn->turns.sending_bytes += bytes;
     }
+    return status;
 }
 
 static void serve_turns(kvs_conn_t *conn)
 {
-    read_t *read;
-    while (conn->net && conn->turns.sending_bytes < KVS_CONN_WINDOW_BYTES &&
-           (read = take_next(&conn->turns))) {
-        send(read);
+    kvs_turns_t *turns = &conn->turns;
+    while (conn->net && turns->sending_bytes < KVS_CONN_WINDOW_BYTES) {
+        uint32_t urgency = next_class(turns);
+        if (urgency == AS_WIRE_CLASS_COUNT) {
+            return;
+        }
+        read_t *read = turns->first[urgency];
+        as_status_t status = send(read);
+        if (status != AS_OK || read->handed_bytes == read->bytes) {
+            take_first(turns, urgency);
+        }
+        if (status != AS_OK) {
+            refuse(conn, &read->ask, status);
+            read_stop(read);
+        }
     }
 }
 
@@ -200,7 +249,7 @@ void kvs_reads_end_conn(kvs_conn_t *conn)
 {
     for (uint32_t i = 0; i < AS_WIRE_CLASS_COUNT; i++) {
         while (conn->turns.first[i]) {
-            read_end(take_first(&conn->turns, i));
+            read_stop(take_first(&conn->turns, i));
         }
     }
 }
@@ -214,7 +263,7 @@ void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id)
             next = waiting->next;
             waiting->next = NULL;
             if (waiting->lease_id == lease_id) {
-                read_end(waiting);
+                read_stop(waiting);
             } else {
                 wait_turn(waiting, i);
             }

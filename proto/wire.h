@@ -40,7 +40,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 4u
+#define AS_WIRE_VERSION 5u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
@@ -279,15 +279,17 @@ _Static_assert(sizeof(as_wire_read_t) == 512, "layout on the wire");
 _Static_assert(offsetof(as_wire_read_t, urgency) == 28, "layout on the wire");
 _Static_assert(offsetof(as_wire_read_t, asks) == 32, "layout on the wire");
 
-// DATA; payload when OK: the extents one after the other, in the order asked
+// DATA; payload when OK: the extents one after the other, in the order asked. A single extent may come
+// in pieces that do not overlap, a DATA each; another status than OK ends it.
 //     16     4  status
-//     20     4  0
+//     20     4  where in a single extent the payload belongs; else 0
 typedef struct as_wire_data {
     as_wire_head_t head;
     uint32_t status;
-    uint32_t reserved;
+    uint32_t offset;
 } as_wire_data_t;
 _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
+_Static_assert(offsetof(as_wire_data_t, offset) == 20, "layout on the wire");
 
 // RESERVE
 //     16    32  key
