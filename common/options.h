@@ -54,4 +54,7 @@ as_status_t as_options_parse(const as_options_t *options, int argc, char **argv,
 void as_options_clear_environment(const as_options_t *options);
 void as_options_help(const as_options_t *options);
 
+// A size as options take it: digits, and B, K, KiB, M, MiB, G, GiB, T or TiB. False: it is none.
+bool as_option_parse_bytes(const char *text, int64_t *value_p);
+
 #endif

@@ -139,7 +139,7 @@ static bool parse_with_unit(const char *text, const unit_t *units, int64_t *valu
     return false;
 }
 
-static bool parse_bytes(const char *text, int64_t *value_p)
+bool as_option_parse_bytes(const char *text, int64_t *value_p)
 {
     static const unit_t units[] = {
         {"", 1},          {"B", 1},           {"K", 1ll << 10}, {"KiB", 1ll << 10},
@@ -251,7 +251,7 @@ static bool store_number(const as_option_t *option, const char *value)
 {
     int64_t number = 0;
     bool good = option->type == AS_OPTION_INT     ? parse_int(value, &number)
-                : option->type == AS_OPTION_BYTES ? parse_bytes(value, &number)
+                : option->type == AS_OPTION_BYTES ? as_option_parse_bytes(value, &number)
                                                   : parse_duration(value, &number);
     if (!good || !in_bounds(option, (double)number)) {
         return false;

@@ -17,6 +17,8 @@ struct kvs_accounts {
     uint32_t goal_first;
     size_t quota_bytes; // of those that have none of their own
     uint32_t *buckets;
+    uint32_t total_end; // no total from here on is used
+    kvs_total_t totals[KVS_TOTALS_MAX];
     kvs_account_t slots[];
 };
 
@@ -90,6 +92,123 @@ uint32_t kvs_account_find(const kvs_accounts_t *accounts, const kvs_owner_t *own
     return at;
 }
 
+// ---- totals of tenants
+
+static uint32_t total_find(const kvs_accounts_t *accounts, uint32_t tenant)
+{
+    for (uint32_t i = 0; i < accounts->total_end; i++) {
+        if (accounts->totals[i].used && accounts->totals[i].tenant == tenant) {
+            return i;
+        }
+    }
+    return NONE;
+}
+
+static void total_join(kvs_accounts_t *accounts, uint32_t at, uint32_t id)
+{
+    kvs_account_t *account = &accounts->slots[at];
+    account->total = id;
+    if (id == NONE) {
+        return;
+    }
+    kvs_total_t *total = &accounts->totals[id];
+    account->sibling_prev = NONE;
+    account->sibling_next = total->first;
+    if (total->first != NONE) {
+        accounts->slots[total->first].sibling_prev = at;
+    }
+    total->first = at;
+    total->bytes += account->bytes;
+    total->blocks += account->blocks;
+}
+
+static void total_leave(kvs_accounts_t *accounts, uint32_t at)
+{
+    const kvs_account_t *account = &accounts->slots[at];
+    if (account->total == NONE) {
+        return;
+    }
+    kvs_total_t *total = &accounts->totals[account->total];
+    uint32_t prev = account->sibling_prev, next = account->sibling_next;
+    *(prev == NONE ? &total->first : &accounts->slots[prev].sibling_next) = next;
+    if (next != NONE) {
+        accounts->slots[next].sibling_prev = prev;
+    }
+    total->bytes -= account->bytes;
+    total->blocks -= account->blocks;
+}
+
+// A block more, or one less, where `bytes` and `blocks` are the negative of it.
+static void count(kvs_accounts_t *accounts, kvs_account_t *account, size_t bytes, uint32_t blocks)
+{
+    account->bytes += bytes;
+    account->blocks += blocks;
+    if (account->total != NONE) {
+        accounts->totals[account->total].bytes += bytes;
+        accounts->totals[account->total].blocks += blocks;
+    }
+}
+
+as_status_t kvs_quota_set_total(kvs_accounts_t *accounts, uint32_t tenant, size_t bytes)
+{
+    uint32_t id = total_find(accounts, tenant);
+    if (id != NONE) {
+        accounts->totals[id].quota_bytes = bytes;
+        accounts->totals[id].used = bytes != KVS_QUOTA_NONE;
+        for (uint32_t at; bytes == KVS_QUOTA_NONE && (at = accounts->totals[id].first) != NONE;) {
+            total_leave(accounts, at);
+            accounts->slots[at].total = NONE;
+        }
+        return AS_OK;
+    }
+    if (bytes == KVS_QUOTA_NONE) {
+        return AS_OK;
+    }
+    for (id = 0; id < KVS_TOTALS_MAX && accounts->totals[id].used;) {
+        id++;
+    }
+    if (id == KVS_TOTALS_MAX) {
+        return AS_ERR_BUSY;
+    }
+    accounts->total_end = id < accounts->total_end ? accounts->total_end : id + 1;
+    accounts->totals[id] =
+        (kvs_total_t){.tenant = tenant, .used = true, .quota_bytes = bytes, .first = NONE};
+    for (uint32_t at = 0; at < accounts->max; at++) {
+        if (accounts->slots[at].used && accounts->slots[at].owner.tenant == tenant) {
+            total_join(accounts, at, id);
+        }
+    }
+    return AS_OK;
+}
+
+const kvs_total_t *kvs_quota_total(const kvs_accounts_t *accounts, uint32_t tenant)
+{
+    uint32_t id = total_find(accounts, tenant);
+    return id == NONE ? NULL : &accounts->totals[id];
+}
+
+const kvs_total_t *kvs_quota_next_total(const kvs_accounts_t *accounts, uint32_t *cursor)
+{
+    while (*cursor < accounts->total_end) {
+        const kvs_total_t *total = &accounts->totals[(*cursor)++];
+        if (total->used) {
+            return total;
+        }
+    }
+    return NULL;
+}
+
+bool kvs_accounts_have_room(const kvs_accounts_t *accounts, uint32_t more)
+{
+    uint32_t at = accounts->unused;
+    for (; more > 0 && at != NONE; more--) {
+        at = accounts->slots[at].next;
+    }
+    return more == 0;
+}
+
+// ---- accounts
+
 static uint32_t open(kvs_accounts_t *accounts, const kvs_owner_t *owner)
 {
     uint32_t at = kvs_account_find(accounts, owner);
@@ -109,6 +228,7 @@ static uint32_t open(kvs_accounts_t *accounts, const kvs_owner_t *owner)
                                .next = *bucket,
                                .goal_next = NONE};
     *bucket = at;
+    total_join(accounts, at, total_find(accounts, owner->tenant));
     return at;
 }
 
@@ -125,6 +245,7 @@ static void close_if_unused(kvs_accounts_t *accounts, uint32_t at)
         link = &accounts->slots[*link].next;
     }
     *link = account->next;
+    total_leave(accounts, at);
     account->used = false;
     account->next = accounts->unused;
     accounts->unused = at;
@@ -137,8 +258,7 @@ as_status_t kvs_account_charge(kvs_accounts_t *accounts, const kvs_owner_t *owne
     if (at == NONE) {
         return AS_ERR_BUSY;
     }
-    accounts->slots[at].bytes += bytes;
-    accounts->slots[at].blocks++;
+    count(accounts, &accounts->slots[at], bytes, 1);
     *account_p = at;
     return AS_OK;
 }
@@ -147,8 +267,7 @@ void kvs_account_refund(kvs_accounts_t *accounts, uint32_t at, size_t bytes)
 {
     kvs_account_t *account = kvs_account_at(accounts, at);
     AS_ASSERT(account->bytes >= bytes && account->blocks > 0);
-    account->bytes -= bytes;
-    account->blocks--;
+    count(accounts, account, (size_t)0 - bytes, UINT32_MAX);
     close_if_unused(accounts, at);
 }
 

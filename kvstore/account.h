@@ -23,16 +23,29 @@ typedef struct kvs_account {
     size_t quota_bytes; // its own; KVS_QUOTA_NONE: the default holds
     size_t goal_bytes;  // being evicted down to; KVS_QUOTA_NONE: not
     bool used;
-    uint32_t blocks;         // that the bytes are of
-    uint32_t sealed;         // blocks in the list of:
-    uint32_t oldest, newest; // SEALED blocks, in the order in which a quota takes them
-    uint32_t next;           // same bucket; next unused
-    uint32_t goal_next;      // of those being evicted
-    uint32_t passed;         // blocks in a row that eviction found held
-    bool soft_too;           // and then it takes soft guards
+    uint32_t blocks;                     // that the bytes are of
+    uint32_t sealed;                     // blocks in the list of:
+    uint32_t oldest, newest;             // SEALED blocks, in the order in which a quota takes them
+    uint32_t next;                       // same bucket; next unused
+    uint32_t goal_next;                  // of those being evicted
+    uint32_t total;                      // of its tenant; NONE: it has none
+    uint32_t sibling_next, sibling_prev; // accounts of that total
+    uint32_t passed;                     // blocks in a row that eviction found held
+    bool soft_too;                       // and then it takes soft guards
 } kvs_account_t;
 
 typedef struct kvs_accounts kvs_accounts_t;
+
+// What all namespaces of a tenant have together, and may have.
+typedef struct kvs_total {
+    uint32_t tenant;
+    bool used;
+    size_t bytes, quota_bytes;
+    uint32_t blocks;
+    uint32_t first; // account
+} kvs_total_t;
+
+#define KVS_TOTALS_MAX 512u
 
 // At most `max` owners at a time.
 as_status_t kvs_accounts_alloc(uint32_t max, kvs_accounts_t **accounts_p) AS_MUST_USE;
@@ -50,6 +63,15 @@ void kvs_quota_set_default(kvs_accounts_t *accounts, size_t bytes); // KVS_QUOTA
 // Its own quota; KVS_QUOTA_NONE: the default again.
 as_status_t kvs_quota_set(kvs_accounts_t *accounts, const kvs_owner_t *owner,
                           size_t bytes) AS_MUST_USE;
+// Of all namespaces of a tenant together; KVS_QUOTA_NONE: no quota. Looks at all accounts. AS_ERR_BUSY:
+// KVS_TOTALS_MAX tenants have one.
+as_status_t kvs_quota_set_total(kvs_accounts_t *accounts, uint32_t tenant,
+                                size_t bytes) AS_MUST_USE;
+const kvs_total_t *kvs_quota_total(const kvs_accounts_t *accounts, uint32_t tenant); // or NULL
+// The totals there are: pass *cursor from 0. NULL at the end.
+const kvs_total_t *kvs_quota_next_total(const kvs_accounts_t *accounts, uint32_t *cursor);
+// Whether so many owners more could have quotas of their own.
+bool kvs_accounts_have_room(const kvs_accounts_t *accounts, uint32_t more);
 size_t kvs_quota_of(const kvs_accounts_t *accounts, uint32_t account); // also of NONE: the default
 // The account is to be evicted down to `bytes`.
 void kvs_quota_want(kvs_accounts_t *accounts, uint32_t account, size_t bytes);

@@ -308,6 +308,22 @@ static void describe_account(kvs_store_t *store, uint32_t id, Assay__StoreAccoun
     to->is_default = account->quota_bytes == KVS_QUOTA_NONE;
 }
 
+// As an account without a namespace.
+static void list_totals(kvs_admin_t *admin, Assay__StoreQuotaReply *reply)
+{
+    uint32_t cursor = 0;
+    const kvs_total_t *total;
+    while ((total = kvs_quota_next_total(kvs_index_accounts(admin->store->index), &cursor))) {
+        Assay__StoreAccount *to = &admin->accounts[reply->n_accounts];
+        assay__store_account__init(to);
+        to->tenant = total->tenant;
+        to->bytes = total->bytes;
+        to->blocks = total->blocks;
+        to->quota_bytes = total->quota_bytes;
+        admin->account_pointers[reply->n_accounts++] = to;
+    }
+}
+
 static void list_accounts(kvs_admin_t *admin, const kvs_owner_t *owner,
                           Assay__StoreQuotaReply *reply)
 {
@@ -356,6 +372,9 @@ static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRe
     reply.quota_bytes =
         quota_told(kvs_quota_of(kvs_index_accounts(store->index), KVS_ACCOUNT_NONE));
     reply.accounts = admin->account_pointers;
+    if (!is_named) {
+        list_totals(admin, &reply); // fewer than a reply takes
+    }
     list_accounts(admin, is_named ? &owner : NULL, &reply);
     closure(&reply, closure_data);
 }

@@ -10,7 +10,7 @@
 
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name;
-    const char *disk, *cluster_key;
+    const char *disk, *cluster_key, *quota_file;
     int64_t drain_us, repair_rate, repair_wait_us;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, connections_max, lease_ms_max, reservation_ms, evict_high,
@@ -54,6 +54,9 @@ static const as_option_t table[] = {
         "memory that the blocks of one namespace may have, unless `assay quota` gives it another; "
         "0 is all of it",
         .min = 0, .max = 1e13),
+    ROW("quota-file", STRING, quota_file, NULL, "FILE",
+        "quotas of tenants and namespaces, a line each: TENANT NAMESPACE BYTES, with * for all "
+        "namespaces of the tenant together; read again on SIGHUP"),
     ROW("disk", STRING, disk, NULL, "DIR",
         "keep blocks on disk too, in this directory of the store's own; without it in memory only"),
     ROW("disk-size", BYTES, disk_bytes, "64GiB", "BYTES", "files of --disk, at most",
@@ -140,6 +143,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.evict_low_percent = (uint32_t)values.evict_low;
     flags_p->store.pin_percent = (uint32_t)values.pin_max;
     flags_p->store.quota_bytes = (uint64_t)values.quota_bytes;
+    flags_p->store.quota_file = values.quota_file;
     flags_p->rpc = values.rpc_address;
     flags_p->http = values.http_address;
     flags_p->scheduler = values.scheduler;

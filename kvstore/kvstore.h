@@ -65,6 +65,7 @@ typedef struct kvs_store_options {
     uint32_t evict_low_percent;      // and at this it ends
     uint32_t pin_percent;            // of the pool that hard pins may have
     uint64_t quota_bytes;            // of the pool, of each namespace; 0: no quota
+    const char *quota_file;          // of owners and tenants (quota_file.h); NULL: none. Must stay
     const char *disk_directory;      // of the disk tier; NULL: RAM only. Needs a loop in real time
     uint64_t disk_bytes;             // of its files, at most
     uint64_t disk_queue_bytes;       // waiting to be written; beyond it new blocks stay in RAM only
@@ -173,6 +174,8 @@ uint64_t kvs_store_unpin_all(kvs_store_t *store); // returns how many
 // What a namespace may have of the pool; SIZE_MAX: the default again. AS_ERR_BUSY: too many owners.
 as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner,
                                 size_t bytes) AS_MUST_USE;
+// What all namespaces of a tenant may have together; SIZE_MAX: no quota. AS_ERR_BUSY: too many tenants.
+as_status_t kvs_store_set_total(kvs_store_t *store, uint32_t tenant, size_t bytes) AS_MUST_USE;
 // Begins a pass over all blocks now, from the start; at 0 bytes per second at the usual rate.
 void kvs_store_scrub(kvs_store_t *store, uint64_t bytes_per_second);
 void kvs_store_scrub_stat(const kvs_store_t *store, kvs_scrub_stat_t *stat_p);

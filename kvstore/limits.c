@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an operator decides about blocks: pins, quotas of owners, and purging a namespace.
 //
-// A quota bounds what one owner has of the pool. Near it the owner's own blocks are evicted beside
+// A quota bounds what one owner has of the pool, or all owners of one tenant. Near it the owner's own blocks are evicted beside
 // the requests, by the marks that the pool has too (shares of the quota here); a put that would go
 // beyond it is told BUSY, and comes again. Nobody else's blocks go for it.
 #include "common/assert.h"
@@ -42,25 +42,69 @@ void kvs_quota_on_evict(void *ctx)
     }
 }
 
-as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec)
+// Each owner of the tenant gives its share, so that together they come to `goal_bytes`.
+static void evict_total(kvs_store_t *store, const kvs_total_t *total, size_t goal_bytes)
 {
-    const kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
+    double share = total->bytes > goal_bytes ? (double)goal_bytes / (double)total->bytes : 1;
+    for (uint32_t at = total->first; share < 1 && at != KVS_ACCOUNT_NONE;) {
+        kvs_account_t *account = kvs_account_at(accounts, at);
+        evict_soon(store, at, (size_t)((double)account->bytes * share));
+        at = account->sibling_next;
+    }
+}
+
+static as_status_t total_room(kvs_store_t *store, uint32_t tenant, size_t bytes)
+{
+    const kvs_total_t *total = kvs_quota_total(kvs_index_accounts(store->index), tenant);
+    if (!total) {
+        return AS_OK;
+    }
+    if (bytes > total->quota_bytes) {
+        return AS_ERR_LIMIT;
+    }
+    size_t most = total->quota_bytes - bytes;
+    if (total->bytes <= most) {
+        return AS_OK;
+    }
+    size_t low = percent_of(total->quota_bytes, store->options.evict_low_percent);
+    evict_total(store, total, low < most ? low : most);
+    return AS_ERR_BUSY;
+}
+
+static as_status_t own_room(kvs_store_t *store, const kvs_spec_t *spec, size_t bytes)
+{
+    kvs_accounts_t *accounts = kvs_index_accounts(store->index);
     uint32_t account =
         kvs_account_find(accounts, &(kvs_owner_t){spec->namespace_key, spec->tenant});
-    size_t quota = kvs_quota_of(accounts, account), bytes = kvs_image_bytes(spec);
+    size_t quota = kvs_quota_of(accounts, account);
     if (quota == KVS_QUOTA_NONE) {
         return AS_OK;
     }
     if (bytes > quota) {
         return AS_ERR_LIMIT;
     }
-    if (account == KVS_ACCOUNT_NONE ||
-        kvs_account_at(kvs_index_accounts(store->index), account)->bytes <= quota - bytes) {
+    if (account == KVS_ACCOUNT_NONE || kvs_account_at(accounts, account)->bytes <= quota - bytes) {
         return AS_OK;
     }
     size_t low = percent_of(quota, store->options.evict_low_percent);
     evict_soon(store, account, low < quota - bytes ? low : quota - bytes);
     return AS_ERR_BUSY;
+}
+
+as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec)
+{
+    size_t bytes = kvs_image_bytes(spec);
+    as_status_t status = own_room(store, spec, bytes);
+    return status == AS_OK ? total_room(store, spec->tenant, bytes) : status;
+}
+
+static void total_watch(kvs_store_t *store, uint32_t tenant, uint32_t from_percent)
+{
+    const kvs_total_t *total = kvs_quota_total(kvs_index_accounts(store->index), tenant);
+    if (total && total->bytes > percent_of(total->quota_bytes, from_percent)) {
+        evict_total(store, total, percent_of(total->quota_bytes, store->options.evict_low_percent));
+    }
 }
 
 void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block)
@@ -71,6 +115,14 @@ void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block)
                                        percent_of(quota, store->options.evict_high_percent)) {
         evict_soon(store, block->account, percent_of(quota, store->options.evict_low_percent));
     }
+    total_watch(store, block->spec.tenant, store->options.evict_high_percent);
+}
+
+as_status_t kvs_store_set_total(kvs_store_t *store, uint32_t tenant, size_t bytes)
+{
+    as_status_t status = kvs_quota_set_total(kvs_index_accounts(store->index), tenant, bytes);
+    total_watch(store, tenant, 100);
+    return status;
 }
 
 as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner, size_t bytes)

@@ -25,6 +25,13 @@
         .type = AS_METRIC_COUNTER, .label = "reason=\"" reason_ "\""                               \
     }
 
+#define QUOTA_READS(result_)                                                                       \
+    {                                                                                              \
+        .name = "assay_kvstore_quota_file_reads_total",                                            \
+        .help = "Quota files that were read, by what became of it", .type = AS_METRIC_COUNTER,     \
+        .label = "result=\"" result_ "\""                                                          \
+    }
+
 as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_HITS] = COUNTER("hit_blocks_total", "Blocks that were located"),
     [KVS_METRIC_MISSES] =
@@ -50,6 +57,9 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_DENIED_FORGED] = DENIED("forged"),
     [KVS_METRIC_DENIED_EXPIRED] = DENIED("expired"),
     [KVS_METRIC_DENIED_RIGHT] = DENIED("right"),
+    [KVS_METRIC_QUOTA_ROWS] = GAUGE("quota_file_rows", "Quotas of --quota-file in force"),
+    [KVS_METRIC_QUOTAS_TAKEN] = QUOTA_READS("taken"),
+    [KVS_METRIC_QUOTAS_REFUSED] = QUOTA_READS("refused"),
     [KVS_METRIC_BUSY] = COUNTER("busy_total", "Requests refused, since a pool or queue was full"),
     [KVS_METRIC_REFUSED] = COUNTER("refused_connections_total",
                                    "Connections refused, since --connections-max were open"),

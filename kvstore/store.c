@@ -274,6 +274,9 @@ static as_status_t store_fill(kvs_store_t *store)
     if (status == AS_OK) {
         status = kvs_admit_alloc(store);
     }
+    if (status == AS_OK) {
+        status = kvs_quotas_alloc(store);
+    }
     return status;
 }
 
@@ -317,6 +320,7 @@ as_status_t kvs_store_alloc(const kvs_store_options_t *options, kvs_store_t **st
 void kvs_store_reload(kvs_store_t *store)
 {
     kvs_admit_reload(store);
+    kvs_quotas_reload(store);
 }
 
 // Also of a store that is only half made.
@@ -346,6 +350,7 @@ void kvs_store_free(kvs_store_t *store)
     kvs_drops_free(store);
     kvs_admin_free(store);
     kvs_admit_free(store);
+    kvs_quotas_free(store);
     kvs_puts_free(store->puts);
     kvs_leases_free(store->leases);
     kvs_index_free(store->index);

@@ -49,6 +49,9 @@ typedef enum kvs_metric {
     KVS_METRIC_DENIED_FORGED,
     KVS_METRIC_DENIED_EXPIRED,
     KVS_METRIC_DENIED_RIGHT,
+    KVS_METRIC_QUOTA_ROWS,
+    KVS_METRIC_QUOTAS_TAKEN,
+    KVS_METRIC_QUOTAS_REFUSED,
     KVS_METRIC_BUSY,
     KVS_METRIC_PROTOCOL_ERRORS,
     KVS_METRIC_REFUSED,
@@ -129,6 +132,7 @@ typedef struct kvs_tier kvs_tier_t;
 typedef struct kvs_scrub kvs_scrub_t;
 typedef struct kvs_suspects kvs_suspects_t;
 typedef struct kvs_admit kvs_admit_t;
+typedef struct kvs_quotas kvs_quotas_t;
 typedef struct kvs_peers kvs_peers_t;
 typedef struct kvs_drain kvs_drain_t;
 typedef struct kvs_repair kvs_repair_t;
@@ -149,7 +153,8 @@ struct kvs_store {
     kvs_tier_t *tier; // NULL: RAM only
     kvs_scrub_t *scrub;
     kvs_suspects_t *suspects;
-    kvs_admit_t *admit; // NULL: everybody is admitted
+    kvs_admit_t *admit;   // NULL: everybody is admitted
+    kvs_quotas_t *quotas; // NULL: no --quota-file
     kvs_peers_t *peers;
     kvs_drain_t *drain;
     kvs_repair_t *repair;
@@ -254,6 +259,11 @@ as_status_t kvs_reserve_check(const as_wire_reserve_t *ask) AS_MUST_USE;
 as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask) AS_MUST_USE;
 // The digest that another writer of the block promised.
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
+
+// quota_file.c: quotas from a file. AS_ERR_CONFIG: the file is wrong, which was logged.
+as_status_t kvs_quotas_alloc(kvs_store_t *store) AS_MUST_USE;
+void kvs_quotas_free(kvs_store_t *store);
+void kvs_quotas_reload(kvs_store_t *store);
 
 // limits.c: quotas of owners.
 void kvs_quota_on_evict(void *store);

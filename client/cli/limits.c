@@ -316,11 +316,12 @@ static void on_quota(void *ctx, const Assay__NodeStat *node, const ProtobufCMess
     cli_table_t *out = ctx;
     for (size_t i = 0; i < reply->n_accounts; i++) {
         const Assay__StoreAccount *account = reply->accounts[i];
-        as_key_t key = {{0}};
-        char hex[65];
-        memcpy(key.bytes, account->namespace_key.data,
-               account->namespace_key.len < sizeof(key) ? account->namespace_key.len : sizeof(key));
-        as_key_hex(&key, hex);
+        char hex[65] = "all of the tenant";
+        if (account->namespace_key.len == sizeof(as_key_t)) {
+            as_key_t key;
+            memcpy(key.bytes, account->namespace_key.data, sizeof(key));
+            as_key_hex(&key, hex);
+        }
         cli_cell(out, "%s", hex);
         cli_cell(out, "%llu", (unsigned long long)account->blocks);
         cli_cell(out, "%s", cli_bytes((double)account->bytes));

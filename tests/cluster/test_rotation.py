@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates and keys of a cluster are replaced while it works: SIGHUP, and nothing is restarted or fails."""
+"""Certificates, keys and quotas of a cluster are replaced while it works: SIGHUP, and nothing is restarted or fails."""
 import os
 import re
 import shutil
@@ -26,9 +26,12 @@ class Load(threading.Thread):
     def path(self, name):
         return os.path.join(self.folder, name)
 
+    def ask(self, name, *arguments):
+        return subprocess.run([os.path.join(BIN, "assay"), name, f"--scheduler={self.scheduler}", *self.options,
+                               *arguments], capture_output=True, text=True, timeout=60)
+
     def assay(self, name, *arguments):
-        reply = subprocess.run([os.path.join(BIN, "assay"), name, f"--scheduler={self.scheduler}", *self.options,
-                                *arguments], capture_output=True, text=True, timeout=60)
+        reply = self.ask(name, *arguments)
         assert reply.returncode == 0, (name, reply.stderr)
         return reply.stdout
 
@@ -146,3 +149,27 @@ def test_certificates_and_keys_are_replaced_under_load(tmp_path):
         assert figure(cluster.stores[0], 'assay_tls_reloads_total{result="taken"}') == 6
         assert figure(cluster.stores[0], 'assay_tls_reloads_total{result="refused"}') == 1
         assert figure(cluster.stores[0], "assay_cluster_keys") == 1
+
+
+def test_quotas_of_a_file_hold_from_the_start_and_are_replaced(tmp_path):
+    quotas = str(tmp_path / "quotas")
+    write(quotas, "# tenant namespace bytes\n0 * 8MiB\n")
+    with Cluster(tmp_path, workers=0, store_options=[f"--quota-file={quotas}"]) as cluster:
+        store, load = cluster.stores[0], Load(tmp_path, cluster.scheduler.address["rpc"], [])
+        for number in range(4):
+            with open(load.path("file"), "wb") as file:
+                file.write(os.urandom(3 << 20))
+            wait_until(lambda: load.ask("put", load.path("file")).returncode == 0, 10, "eviction makes room")
+        assert 3 << 20 <= figure(store, "assay_kvstore_pool_used_bytes") <= 8 << 20
+        shown = load.assay("quota").splitlines()
+        assert any("all of the tenant" in line and "8.4 MB" in line for line in shown), shown
+        write(quotas, "0 * 8MiB\n0 namespace 1MiB\n")
+        hang_up([store], "line 2 names no namespace: 64 hexadecimal digits")
+        wait_until(lambda: counts(store, "the quotas in force are kept"), 10, "it says what holds")
+        write(quotas, "0 * 4MiB\n")
+        hang_up([store], "1 quotas are in force")
+        wait_until(lambda: figure(store, "assay_kvstore_pool_used_bytes") <= 4 << 20, 10, "the new quota holds")
+        assert figure(store, 'assay_kvstore_quota_file_reads_total{result="refused"}') == 1
+    wrong = subprocess.run([os.path.join(BIN, "assay-kvstore"), "--ram=16MiB", f"--quota-file={tmp_path}/none"],
+                           capture_output=True, text=True, timeout=30)
+    assert wrong.returncode == 1 and "--quota-file" in wrong.stderr and "No such file" in wrong.stderr
