@@ -23,6 +23,10 @@ typedef struct as_sim_faults {
 as_status_t as_sim_alloc(as_loop_t *loop, uint64_t seed, as_sim_t **sim_p) AS_MUST_USE;
 void as_sim_free(as_sim_t *sim);
 void as_sim_set_faults(as_sim_t *sim, const as_sim_faults_t *faults);
+// Flips a byte of one payload of a message or read: of the next that has at least bytes_min, after
+// `skip` others that have. Keys and checksums are smaller than any extent, so it can be aimed.
+void as_sim_flip(as_sim_t *sim, size_t bytes_min, uint32_t skip);
+uint64_t as_sim_flips(const as_sim_t *sim); // so far
 // Whether connections offer one-sided reads (default: yes), as on shared memory or not, as on TCP.
 void as_sim_set_onesided(as_sim_t *sim, bool onesided);
 // What as_conn_piece_bytes says (default: SIZE_MAX). A payload of up to so many bytes, if more than

@@ -49,9 +49,34 @@ uint64_t sim_delay_us(as_sim_t *sim)
     return 1 + faults->delay_us_min + (spread_us ? as_sim_random(sim) % (spread_us + 1) : 0);
 }
 
+void as_sim_flip(as_sim_t *sim, size_t bytes_min, uint32_t skip)
+{
+    sim->flip.bytes_min = bytes_min;
+    sim->flip.skip = skip;
+}
+
+uint64_t as_sim_flips(const as_sim_t *sim)
+{
+    return sim->flip.done;
+}
+
+static bool is_aimed_at(as_sim_t *sim, size_t bytes)
+{
+    if (sim->flip.bytes_min == 0 || bytes < sim->flip.bytes_min) {
+        return false;
+    }
+    if (sim->flip.skip > 0) {
+        sim->flip.skip--;
+        return false;
+    }
+    sim->flip.bytes_min = 0;
+    sim->flip.done++;
+    return true;
+}
+
 void sim_corrupt(as_sim_t *sim, void *data, size_t bytes)
 {
-    if (bytes > 0 && sim_chance(sim, sim->faults.corrupt_ppm)) {
+    if (bytes > 0 && (is_aimed_at(sim, bytes) || sim_chance(sim, sim->faults.corrupt_ppm))) {
         uint64_t random = as_sim_random(sim);
         ((unsigned char *)data)[(random >> 8) % bytes] ^= (unsigned char)(1u << (random & 7));
     }

@@ -36,6 +36,11 @@ struct as_sim {
     as_timer_t *timer;
     uint64_t random_state;
     as_sim_faults_t faults;
+    struct {
+        size_t bytes_min; // 0: none is to come
+        uint32_t skip;
+        uint64_t done;
+    } flip;
     bool onesided;
     size_t piece_bytes;
     uint64_t trace;

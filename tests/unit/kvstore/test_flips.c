@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes flipped at random in a store's memory, in its segment files, in the files of its catalog and
-// on the wire: each is found and none is handed out. 10,000 of them with ASSAY_TEST_FULL=1, else some
-// hundreds; ASSAY_TEST_SEED repeats a run.
+// Bytes flipped at random in a store's memory, in its segment files and on the wire: each is found, by
+// the count of who found it, none is handed out, and where there is another copy the block comes from
+// there. So many in the files of its catalog cost blocks, not all of them, and nothing else. 10,000 with
+// ASSAY_TEST_FULL=1, else some hundreds; ASSAY_TEST_SEED repeats a run.
 #include "../client/disk_world.h"
 
 #include <dirent.h>
@@ -9,13 +10,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "client/internal.h"
 #include "kvstore/disk/state.h"
 
 #define BLOCKS      20u
 #define FLIPS_START 8u // in the catalog before each start, at most
+#define COPIES      2u
 
 static uint64_t seed, state_of_chance;
 static uint32_t share; // of the flips that this run makes: 1 of so many
+static uint32_t flips_scrubbed, flips_asked, flips_with_a_copy, flips_on_the_wire; // all found
 
 static uint32_t chance(uint32_t below)
 {
@@ -88,6 +92,13 @@ static void flip_in_segment(uint32_t n)
     flip_in_file(path, (off_t)(record->offset + chance((uint32_t)image_bytes())));
 }
 
+static kvs_disk_stat_t disk_stat(void)
+{
+    kvs_disk_stat_t stat;
+    kvs_tier_stat(world.stores[0], &stat);
+    return stat;
+}
+
 static void scrub(void)
 {
     kvs_scrub_stat_t stat;
@@ -128,7 +139,8 @@ static void flips_in_ram_and_in_segments_are_all_found_and_mended(void **state)
         assert_int_equal(stat_now().blocks, BLOCKS);
         assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = BLOCKS}).status, AS_OK);
     }
-    assert_int_equal(in_ram + on_disk, rounds * BLOCKS);
+    flips_scrubbed = in_ram + on_disk;
+    assert_true(in_ram > flips_scrubbed / 4 && on_disk > flips_scrubbed / 4);
     world_close(&world);
 }
 
@@ -146,6 +158,8 @@ static void flips_in_segments_are_found_when_a_block_is_asked_for(void **state)
         }
         fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = BLOCKS});
         assert_int_equal(result.status, AS_ERR_NOT_FOUND);
+        flips_asked += BLOCKS;
+        assert_int_equal(disk_stat().corrupt_blocks, flips_asked);
         assert_int_equal(stat_now().disk_blocks, 0);
         put_chain(&world, BLOCKS);
     }
@@ -187,14 +201,15 @@ static void flip_in_catalog(void)
     }
 }
 
-// Whatever the catalog says after them, the store starts, and what it gives is right.
+// Whatever the catalog says after them, the store starts, and what it gives is right; one of them does not
+// cost everything.
 static void flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
 {
     (void)state;
     world_options_t options = disk_world_options(8u << 20);
     world_open(&world, &options);
     world.durable = true;
-    uint32_t flips = 0, starts = 0, kept = 0;
+    uint32_t flips = 0, starts = 0, kept[FLIPS_START + 1] = {0}, of[FLIPS_START + 1] = {0};
     for (; flips < 2000 / share; starts++) {
         for (uint32_t n = 0; n < BLOCKS; n++) {
             as_status_t status = put_block(&world, n);
@@ -202,55 +217,200 @@ static void flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
         }
         kvs_store_free(world.stores[0]);
         world.stores[0] = NULL;
-        for (uint32_t i = chance(FLIPS_START); i < FLIPS_START; i++, flips++) {
+        uint32_t some = starts % 4 == 0 ? 1 : 1 + chance(FLIPS_START);
+        for (uint32_t i = 0; i < some; i++, flips++) {
             flip_in_catalog();
         }
+        of[some] += BLOCKS;
         assert_int_equal(world_store_start(&world, 0, &options.store), AS_OK);
         world_tell_stores(&world);
         for (uint32_t n = 0; n < BLOCKS; n++) { // what is handed out is compared there
-            kept += fetch_chain(&world, (fetch_ask_t){.first = n, .count = 1}).status == AS_OK;
+            kept[some] +=
+                fetch_chain(&world, (fetch_ask_t){.first = n, .count = 1}).status == AS_OK;
         }
         assert_int_equal(stat_now().disk_blocks, stat_now().blocks);
     }
-    printf("%u flips, %u of %u blocks were kept\n", flips, kept, starts * BLOCKS);
+    for (uint32_t i = 1; i <= FLIPS_START; i++) {
+        printf("%u flips before a start: %u of %u blocks were kept\n", i, kept[i], of[i]);
+    }
+    assert_true(kept[1] > of[1] / 4); // half or so: what is behind the flip in the file is gone
+    world_close(&world);
+}
+
+// ---- with a second copy
+
+static int64_t metric(assay_metric_t which)
+{
+    return as_metric_value(&assay_metrics[which]);
+}
+
+static kvs_stat_t stat_of(uint32_t store)
+{
+    kvs_stat_t stat;
+    kvs_store_stat(world.stores[store], &stat);
+    return stat;
+}
+
+// Two stores, each of which has all blocks.
+static void open_copies(bool messages)
+{
+    world_options_t options = world_defaults(true);
+    options.stores = COPIES;
+    options.messages = messages;
+    options.seed = seed;
+    world_open(&world, &options);
+    assay_client_set_replicas(world.client, COPIES);
+    put_chain(&world, BLOCKS);
+    assert_true(stat_of(0).blocks == BLOCKS && stat_of(1).blocks == BLOCKS);
+}
+
+// A run up to block n is fetched, from the stores of its copies in their order or first of all from one, and
+// one copy of one block is bad: all is right, with that block from the other.
+static void fetch_is_rescued(uint32_t n, const uint64_t *node_ids, assay_metric_t cause)
+{
+    int64_t fallbacks = metric(cause), rescued = metric(ASSAY_METRIC_RESCUED);
+    uint32_t first = n / AS_RUN_BLOCKS * AS_RUN_BLOCKS;
+    fetch_result_t result = fetch_chain(
+        &world, (fetch_ask_t){.first = first, .count = n - first + 1, .node_ids = node_ids});
+    assert_int_equal(result.status, AS_OK); // and its bytes were compared
+    assert_int_equal(result.wrong, 0);
+    assert_int_equal(metric(cause), fallbacks + 1);
+    assert_int_equal(metric(ASSAY_METRIC_RESCUED), rescued + 1);
+}
+
+static uint32_t first_store_of(uint32_t n)
+{
+    uint64_t first =
+        assay_client_place(world.client, &world.keys[n / AS_RUN_BLOCKS * AS_RUN_BLOCKS]);
+    return kvs_store_node_id(world.stores[0]) == first ? 0 : 1;
+}
+
+// In the copy that is read first, among the extents and their checksums.
+static void a_flip_in_the_memory_of_one_store_costs_nothing_where_there_is_a_copy(void **state)
+{
+    (void)state;
+    for (int messages = 0; messages < 2; messages++) {
+        open_copies(messages);
+        for (uint32_t i = 0; i < 500 / share; i++, flips_with_a_copy++) {
+            uint32_t n = i % BLOCKS;
+            kvs_index_t *index = world.stores[first_store_of(n)]->index;
+            uint8_t *bytes =
+                kvs_index_extent(index, kvs_index_find(index, &world.keys[n], AS_WIRE_FULL), 0);
+            uint32_t at = chance((uint32_t)image_bytes());
+            uint8_t flip = other_byte();
+            bytes[at] ^= flip;
+            fetch_is_rescued(n, NULL, ASSAY_METRIC_FALLBACKS_CHECKSUM);
+            bytes[at] ^= flip;
+        }
+        world_close(&world);
+    }
+}
+
+static void a_flip_in_a_segment_costs_nothing_where_there_is_a_copy(void **state)
+{
+    (void)state;
+    world_options_t options = disk_world_options(8u << 20);
+    world_open(&world, &options);
+    options.store.disk_directory = NULL;
+    assert_int_equal(world_store_start(&world, 1, &options.store), AS_OK);
+    world.store_count = COPIES;
+    world_tell_stores(&world);
+    assay_client_set_replicas(world.client, COPIES);
+    world.durable = true;
+    put_chain(&world, BLOCKS);
+    uint64_t on_disk[AS_RUN_BLOCKS];
+    for (uint32_t i = 0; i < AS_RUN_BLOCKS; i++) {
+        on_disk[i] = kvs_store_node_id(world.stores[0]);
+    }
+    for (uint32_t i = 0; i < 500 / share; i++, flips_with_a_copy++) {
+        uint32_t n = i % BLOCKS;
+        kvs_index_doom(world.stores[0]->index,
+                       kvs_index_find(world.stores[0]->index, &world.keys[n], AS_WIRE_FULL));
+        flip_in_segment(n);
+        uint64_t corrupt = disk_stat().corrupt_blocks;
+        fetch_is_rescued(n, on_disk, ASSAY_METRIC_FALLBACKS_MISSING);
+        assert_int_equal(disk_stat().corrupt_blocks, corrupt + 1);
+        assert_int_equal(put_block(&world, n), AS_OK); // to the one that has lost it
+    }
     world_close(&world);
 }
 
 // ---- the wire
 
-static void open_sim(bool messages)
-{
-    world_options_t options = world_defaults(true);
-    options.messages = messages;
-    options.seed = seed;
-    world_open(&world, &options);
-}
-
-// Every payload of every message has a flipped byte: keys, checksums and blocks, on the way there and
-// back, and those that are read one-sidedly.
-static void flips_on_the_wire_are_found_by_the_one_or_the_other(void **state)
+// In an extent, on its way to a reader: keys and checksums are smaller.
+static void a_flip_in_an_extent_on_the_wire_is_found_and_the_other_copy_read(void **state)
 {
     (void)state;
-    uint32_t puts = 0, fetches = 0;
     for (int messages = 0; messages < 2; messages++) {
-        open_sim(messages);
-        put_chain(&world, BLOCKS);
+        open_copies(messages);
+        for (uint32_t i = 0; i < 1000 / share; i++, flips_on_the_wire++) {
+            int64_t found = metric(ASSAY_METRIC_CHECKSUM_FAILURES);
+            as_sim_flip(world.sim, as_extent_bytes(&world.shape), chance(world.shape.layers));
+            fetch_is_rescued(i % BLOCKS, NULL, ASSAY_METRIC_FALLBACKS_CHECKSUM);
+            assert_int_equal(as_sim_flips(world.sim), i + 1);
+            assert_int_equal(metric(ASSAY_METRIC_CHECKSUM_FAILURES), found + 1);
+        }
+        world_close(&world);
+    }
+}
+
+// In a block, on its way to one of two stores: that one refuses it.
+static void a_flip_in_a_block_on_its_way_to_a_store_is_found_there(void **state)
+{
+    (void)state;
+    open_copies(true);
+    for (uint32_t i = 0; i < 1000 / share; i++, flips_on_the_wire++) {
+        uint32_t n = i % BLOCKS;
+        for (uint32_t store = 0; store < COPIES; store++) {
+            assert_true(kvs_store_drop(world.stores[store], &world.keys[n], 0));
+        }
+        as_sim_flip(world.sim, as_extent_bytes(&world.shape), chance(COPIES));
+        put_result_t result;
+        assay_put_t *put;
+        assert_int_equal(put_start(&world, n, world_deadline_us(&world), &result, &put), AS_OK);
+        assert_true(world_run(&world, &result.done));
+        assert_int_equal(result.status, AS_OK);
+        assert_int_equal(result.copies, COPIES - 1);
+        assert_int_equal(as_sim_flips(world.sim), i + 1);
+        assert_int_equal(stat_of(0).checksum_failures + stat_of(1).checksum_failures, i + 1);
+        assert_int_equal(stat_of(0).blocks + stat_of(1).blocks, COPIES * BLOCKS - 1);
+        assert_int_equal(put_block(&world, n), AS_OK); // what the one refused it takes now
+        assert_int_equal(fetch_chain(&world, (fetch_ask_t){.first = n, .count = 1}).status, AS_OK);
+    }
+    world_close(&world);
+}
+
+// Keys, checksums and places, too: every payload of every message, on the way there and back.
+static void where_every_payload_is_flipped_nothing_is_stored_or_read(void **state)
+{
+    (void)state;
+    for (int messages = 0; messages < 2; messages++) {
+        open_copies(messages);
         as_sim_set_faults(world.sim, &(as_sim_faults_t){.corrupt_ppm = 1000000});
-        for (uint32_t i = 0; i < 500 / share; i++) {
+        for (uint32_t i = 0; i < 200 / share; i++) {
             assert_int_not_equal(put_block(&world, BLOCKS + i % 20), AS_OK);
-            puts++;
-            fetch_result_t result =
-                fetch_chain(&world, (fetch_ask_t){.first = i % BLOCKS, .count = 1});
-            assert_int_not_equal(result.status, AS_OK);
-            fetches++;
+            assert_int_not_equal(
+                fetch_chain(&world, (fetch_ask_t){.first = i % BLOCKS, .count = 1}).status, AS_OK);
         }
         as_sim_set_faults(world.sim, &(as_sim_faults_t){0});
-        kvs_stat_t stat = stat_now();
-        assert_int_equal(stat.blocks, BLOCKS); // nothing wrong came in
+        assert_true(stat_of(0).blocks == BLOCKS && stat_of(1).blocks == BLOCKS);
         assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = BLOCKS}).status, AS_OK);
         world_close(&world);
     }
-    assert_true(puts == fetches && puts >= 2 * (500 / share));
+}
+
+// Of which each was found, one by one.
+static void they_were_ten_thousand(void **state)
+{
+    (void)state;
+    printf("%u in RAM and segments, %u of them asked for, %u with a copy, %u on the wire\n",
+           flips_scrubbed + flips_asked, flips_asked, flips_with_a_copy, flips_on_the_wire);
+    assert_true(flips_scrubbed >= 5500 / share);
+    assert_true(flips_asked >= 500 / share);
+    assert_int_equal(flips_with_a_copy, 3 * (500 / share));
+    assert_int_equal(flips_on_the_wire, 3 * (1000 / share));
+    uint32_t all = flips_scrubbed + flips_asked + flips_with_a_copy + flips_on_the_wire;
+    assert_true(share > 1 || all >= 10000);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
@@ -265,7 +425,12 @@ int main(void)
         TEST(flips_in_ram_and_in_segments_are_all_found_and_mended),
         TEST(flips_in_segments_are_found_when_a_block_is_asked_for),
         TEST(flips_in_the_catalog_cost_blocks_and_nothing_else),
-        TEST(flips_on_the_wire_are_found_by_the_one_or_the_other),
+        TEST(a_flip_in_the_memory_of_one_store_costs_nothing_where_there_is_a_copy),
+        TEST(a_flip_in_a_segment_costs_nothing_where_there_is_a_copy),
+        TEST(a_flip_in_an_extent_on_the_wire_is_found_and_the_other_copy_read),
+        TEST(a_flip_in_a_block_on_its_way_to_a_store_is_found_there),
+        TEST(where_every_payload_is_flipped_nothing_is_stored_or_read),
+        cmocka_unit_test(they_were_ten_thousand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
