@@ -16,7 +16,7 @@ typedef struct kvs_owner {
     uint32_t tenant;
 } kvs_owner_t;
 
-// Written by account.c; `sealed`, `oldest` and `newest` by index.c, `passed` and `soft_too` by evict.c.
+// Written by account.c; `sealed`, `oldest` and `newest` by order.c, `passed` and `soft_too` by evict.c.
 typedef struct kvs_account {
     kvs_owner_t owner;
     size_t bytes;       // of the pool, also of blocks that are being written or are condemned

@@ -70,7 +70,7 @@ static void serve_stat(Assay__Store_Service *service, const Assay__StoreStatRequ
 }
 
 // By key, then by tenant.
-static int order(const kvs_spec_t *a, const kvs_spec_t *b)
+static int order(const kvs_block_t *a, const kvs_block_t *b)
 {
     int by_key = memcmp(a->key.bytes, b->key.bytes, sizeof(a->key.bytes));
     return by_key ? by_key : (a->tenant > b->tenant) - (a->tenant < b->tenant);
@@ -80,9 +80,9 @@ static int order(const kvs_spec_t *a, const kvs_spec_t *b)
 static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, uint32_t id)
 {
     const kvs_index_t *index = admin->store->index;
-    const kvs_spec_t *spec = &kvs_index_at(index, id)->spec;
+    const kvs_block_t *block = kvs_index_at(index, id);
     if (count == limit) {
-        if (order(spec, &kvs_index_at(index, admin->page[count - 1])->spec) >= 0) {
+        if (order(block, kvs_index_at(index, admin->page[count - 1])) >= 0) {
             return count;
         }
         count--;
@@ -90,7 +90,7 @@ static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, 
     uint32_t low = 0, high = count;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
-        if (order(&kvs_index_at(index, admin->page[middle])->spec, spec) < 0) {
+        if (order(kvs_index_at(index, admin->page[middle]), block) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -101,20 +101,25 @@ static uint32_t page_insert(kvs_admin_t *admin, uint32_t count, uint32_t limit, 
     return count + 1;
 }
 
-static void describe(const kvs_store_t *store, kvs_block_t *block, Assay__StoreBlock *to)
+static ProtobufCBinaryData of_key(const as_key_t *key)
+{
+    return (ProtobufCBinaryData){sizeof(*key), (uint8_t *)(uintptr_t)key->bytes};
+}
+
+static void describe(const kvs_store_t *store, const kvs_block_t *block, Assay__StoreBlock *to)
 {
     uint64_t now_us = as_loop_now_us(store->options.loop);
     assay__store_block__init(to);
-    to->key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.key.bytes};
-    to->tenant = block->spec.tenant;
-    to->parent = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.parent.bytes};
-    to->tokens = block->spec.tokens;
-    to->bytes = block->bytes;
+    to->key = of_key(&block->key);
+    to->tenant = block->tenant;
+    to->parent = of_key(kvs_index_parent_key(store->index, block));
+    to->tokens = block->tokens;
+    to->bytes = kvs_block_bytes(block);
     to->uses = block->uses;
     to->leases = block->leases;
-    to->namespace_key = (ProtobufCBinaryData){sizeof(as_key_t), block->spec.namespace_key.bytes};
+    to->namespace_key = of_key(&kvs_index_owner(store->index, block)->namespace_key);
     to->pin = (Assay__PinLevel)block->guard;
-    to->expires_in_us = kvs_expiry_left_us(store, &block->spec);
+    to->expires_in_us = kvs_expiry_left_us(store, block->expires_us);
     to->age_us = now_us - block->sealed_us;
 }
 
@@ -123,7 +128,7 @@ static void serve_list(Assay__Store_Service *service, const Assay__StoreListRequ
 {
     kvs_admin_t *admin = (kvs_admin_t *)service;
     kvs_store_t *store = admin->store;
-    kvs_spec_t after = {.tenant = request->after_tenant};
+    kvs_block_t after = {.tenant = request->after_tenant};
     if (request->after.len != 0 && request->after.len != sizeof(after.key)) {
         as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_INVALID,
                     "after must be empty or a key of 32 bytes");
@@ -136,8 +141,8 @@ static void serve_list(Assay__Store_Service *service, const Assay__StoreListRequ
     uint32_t count = 0;
     for (uint32_t id = 0; id < kvs_index_blocks_max(store->index); id++) {
         const kvs_block_t *block = kvs_index_at(store->index, id);
-        bool wanted = block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL &&
-                      (request->after.len == 0 || order(&block->spec, &after) > 0);
+        bool wanted = block->state == KVS_SEALED && block->kind == AS_WIRE_FULL &&
+                      (request->after.len == 0 || order(block, &after) > 0);
         if (wanted) {
             count =
                 page_insert(admin, count, limit + 1, id); // one more than asked for: is there more?

@@ -36,11 +36,9 @@ static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
     const kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
     uint32_t digest;
     if (block) {
-        bool same_shape = block->spec.layers == ask->layers &&
-                          block->spec.extent_bytes == ask->extent_bytes &&
-                          block->spec.tokens == ask->tokens;
-        digest =
-            as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->spec.layers);
+        bool same_shape = block->layers == ask->layers &&
+                          block->extent_bytes == ask->extent_bytes && block->tokens == ask->tokens;
+        digest = as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->layers);
         if (!same_shape || digest != ask->digest) {
             return AS_ERR_CONFLICT;
         }

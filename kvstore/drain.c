@@ -67,7 +67,7 @@ static int newest_first(const void *left, const void *right)
 
 static bool is_wanted(const kvs_block_t *block)
 {
-    return block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL;
+    return block->state == KVS_SEALED && block->kind == AS_WIRE_FULL;
 }
 
 // The block behind all of its parents that are not in the order yet.
@@ -78,9 +78,7 @@ static void order_add(kvs_drain_t *drain, uint32_t id, uint8_t *is_in)
     while (!is_in[id]) {
         is_in[id] = 1;
         drain->order[drain->count++] = id;
-        const kvs_block_t *block = kvs_index_at(index, id);
-        const kvs_block_t *parent =
-            kvs_index_find(index, &block->spec.parent, kvs_realm_of(&block->spec));
+        const kvs_block_t *parent = kvs_index_parent(index, kvs_index_at(index, id));
         id = parent ? kvs_index_id(index, parent) : id;
     }
     for (uint32_t last = drain->count; first + 1 < last; first++) {
@@ -102,7 +100,7 @@ static as_status_t order_make(kvs_drain_t *drain)
         const kvs_block_t *block = kvs_index_at(index, id);
         if (is_wanted(block) && (!drain->listing_late || block->sealed_us >= drain->handing_us)) {
             blocks[count++] = (used_t){id, block->used};
-            drain->stat.bytes += block->bytes;
+            drain->stat.bytes += kvs_block_bytes(block);
         }
     }
     if (status == AS_OK) {
@@ -186,12 +184,12 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_
     kvs_drain_stat_t *stat = &drain->stat;
     uint32_t again = drain->again;
     drain->under_way--;
-    drain->under_way_bytes -= block->bytes;
+    drain->under_way_bytes -= kvs_block_bytes(block);
     if (status == AS_OK) {
         stat->handed_blocks++;
-        stat->handed_bytes += block->bytes;
+        stat->handed_bytes += kvs_block_bytes(block);
         as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BLOCKS], 1);
-        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], block->bytes);
+        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], kvs_block_bytes(block));
     } else if (status == AS_ERR_EXISTS) {
         stat->kept_blocks++;
     } else if (status == AS_ERR_LIMIT || status == AS_ERR_CONFLICT || status == AS_ERR_NOT_FOUND) {
@@ -218,7 +216,7 @@ static bool hand_one(kvs_drain_t *drain)
         drain->stat.blocks--;
         return true;
     }
-    if (drain->under_way > 0 && drain->under_way_bytes + block->bytes > BYTES_MAX) {
+    if (drain->under_way > 0 && drain->under_way_bytes + kvs_block_bytes(block) > BYTES_MAX) {
         return false;
     }
     as_status_t status = kvs_push(store, block, on_pushed, drain);
@@ -228,7 +226,7 @@ static bool hand_one(kvs_drain_t *drain)
     drain->next++;
     if (status == AS_OK) {
         drain->under_way++;
-        drain->under_way_bytes += block->bytes;
+        drain->under_way_bytes += kvs_block_bytes(block);
     } else {
         drain->order[drain->again++] = id;
     }

@@ -33,22 +33,20 @@ uint64_t kvs_expiry_at(const kvs_store_t *store, uint32_t ttl_ms)
     return ttl_ms ? now(store) + (uint64_t)ttl_ms * 1000 : 0;
 }
 
-uint64_t kvs_expiry_left_us(const kvs_store_t *store, const kvs_spec_t *spec)
+uint64_t kvs_expiry_left_us(const kvs_store_t *store, uint64_t expires_us)
 {
     uint64_t now_us = now(store);
-    return spec->expires_us > now_us ? spec->expires_us - now_us : 0;
+    return expires_us > now_us ? expires_us - now_us : 0;
 }
 
-static bool is_over(const kvs_store_t *store, const kvs_spec_t *spec)
+static bool is_over(const kvs_store_t *store, uint64_t expires_us)
 {
-    return spec->expires_us != 0 && spec->expires_us <= now(store);
+    return expires_us != 0 && expires_us <= now(store);
 }
 
-// In RAM and on disk; `spec` may lie in either.
-static void expire(kvs_store_t *store, const kvs_spec_t *spec)
+// In RAM and on disk.
+static void expire(kvs_store_t *store, as_key_t key, kvs_realm_t realm)
 {
-    as_key_t key = spec->key;
-    kvs_realm_t realm = kvs_realm_of(spec);
     kvs_tier_remove(store, &key, realm); // first: leaving RAM is told then
     kvs_block_t *block = kvs_index_find(store->index, &key, realm);
     if (block) {
@@ -60,9 +58,9 @@ static void expire(kvs_store_t *store, const kvs_spec_t *spec)
 void kvs_expire_key(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
     const kvs_block_t *block = kvs_index_find(store->index, key, realm);
-    const kvs_spec_t *spec = block ? &block->spec : kvs_tier_find(store, key, realm);
-    if (spec && is_over(store, spec)) {
-        expire(store, spec);
+    const kvs_spec_t *spec = block ? NULL : kvs_tier_find(store, key, realm);
+    if (is_over(store, block ? block->expires_us : spec ? spec->expires_us : 0)) {
+        expire(store, *key, realm);
     }
 }
 
@@ -73,8 +71,8 @@ bool kvs_expire_some(kvs_store_t *store)
     for (uint32_t i = 0; in_ram && i < RAM_LOOKS && i < blocks_max; i++) {
         store->expiry_cursor = (store->expiry_cursor + 1) % blocks_max;
         const kvs_block_t *block = kvs_index_at(store->index, store->expiry_cursor);
-        if (block->state == KVS_SEALED && is_over(store, &block->spec)) {
-            expire(store, &block->spec);
+        if (block->state == KVS_SEALED && is_over(store, block->expires_us)) {
+            expire(store, block->key, kvs_block_realm(block));
         }
     }
     kvs_disk_stat_t disk;
@@ -85,8 +83,8 @@ bool kvs_expire_some(kvs_store_t *store)
             store->expiry_disk_cursor = 0;
             break;
         }
-        if (is_over(store, spec)) {
-            expire(store, spec);
+        if (is_over(store, spec->expires_us)) {
+            expire(store, spec->key, kvs_realm_of(spec));
         }
     }
     return in_ram || disk.mortal_blocks > 0;

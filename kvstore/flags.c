@@ -37,7 +37,9 @@ static const as_option_t table[] = {
         "the scheduler to join; without one the store serves who finds it"),
     ROW("ram", BYTES, ram_bytes, "1GiB", "BYTES", "memory for blocks", .min = 65536, .max = 1e13),
     ROW("blocks-max", INT, blocks_max, "0", "N",
-        "blocks at most; 0 is one for each 16KiB of memory", .min = 0, .max = 16777216),
+        "blocks at most, with those that others continue and that are not here; 0 is one for each "
+        "16KiB of memory",
+        .min = 0, .max = 16777216),
     ROW("connections-max", INT, connections_max, "4096", "N",
         "connections of clients and other stores at most; more are refused", .min = 1, .max = 8000),
     ROW("lease-max-ms", INT, lease_ms_max, "30000", "MS", "longest lease that a reader gets",

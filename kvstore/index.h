@@ -56,28 +56,48 @@ typedef struct kvs_links {
     uint32_t older, newer;
 } kvs_links_t;
 
-// Fields below `spec` are read by all and written by index.c only.
+// An entry of the index: a block, or only the key that blocks have as their parent's. What a spec says,
+// but for the keys of namespace and parent, which many blocks have in common (kvs_index_spec). Read by
+// all, written by index.c and order.c only.
 typedef struct kvs_block {
-    kvs_spec_t spec;
-    uint32_t grain; // where it begins in the pool: the extents, then a checksum for each
-    uint32_t bytes; // of the extents
-    uint32_t run;   // of the pool
-    uint32_t pins, leases;
-    uint8_t state; // kvs_state_t
-    uint8_t heat;  // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
-    uint8_t queue; // kvs_queue_t, while SEALED
-    uint8_t guard; // kvs_guard_t
-    uint32_t uses;
-    uint32_t used; // when last: the uses of all blocks until then
+    as_key_t key;
+    uint64_t expires_us, place;
     uint64_t sealed_us;
-    uint32_t key_next;               // same bucket by key; or next unused entry
-    uint32_t child_prev, child_next; // same bucket by parent
+    uint32_t tenant;
+    uint32_t account; // who is charged for it: its namespace
+    uint32_t parent;  // entry; KVS_INDEX_NONE: the namespace
+    uint32_t extent_bytes;
+    uint16_t layers, tokens;
+    uint8_t kind;
+    uint8_t state;     // kvs_state_t
+    uint8_t heat;      // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint8_t queue : 4; // kvs_queue_t, while SEALED
+    uint8_t guard : 4; // kvs_guard_t
+    uint32_t grain;    // where it begins in the pool: the extents, then a checksum for each
+    uint32_t pins, leases;
+    uint32_t uses;
+    uint32_t used;                   // when last: the uses of all blocks until then
+    uint32_t key_next;               // same bucket; or next unused entry
+    uint32_t named;                  // entries whose parent it is
+    uint32_t child_first;            // of those that are SEALED
+    uint32_t child_prev, child_next; // same parent
     kvs_links_t order;               // of eviction, in its queue
-    uint32_t account;                // who is charged for it
     kvs_links_t own;                 // of quota eviction, in its account
 } kvs_block_t;
 // Most of what a store keeps of a block beside the pool; bench_index measures all of it.
-_Static_assert(sizeof(kvs_block_t) <= 208, "an entry of the index has grown");
+_Static_assert(sizeof(kvs_block_t) <= 136, "an entry of the index has grown");
+
+#define KVS_INDEX_NONE UINT32_MAX
+
+static inline kvs_realm_t kvs_block_realm(const kvs_block_t *block)
+{
+    return kvs_realm(block->tenant, block->kind);
+}
+
+static inline uint32_t kvs_block_bytes(const kvs_block_t *block) // of its extents
+{
+    return (uint32_t)block->layers * block->extent_bytes;
+}
 
 typedef struct kvs_index kvs_index_t;
 
@@ -103,13 +123,19 @@ kvs_block_t *kvs_index_at(const kvs_index_t *index,
 uint32_t kvs_index_id(const kvs_index_t *index, const kvs_block_t *block);
 uint8_t *kvs_index_extent(const kvs_index_t *index, const kvs_block_t *block, uint32_t layer);
 uint32_t *kvs_index_crcs(const kvs_index_t *index, const kvs_block_t *block);
+kvs_spec_t kvs_index_spec(const kvs_index_t *index, const kvs_block_t *block); // not ABSENT
+const kvs_owner_t *kvs_index_owner(const kvs_index_t *index, const kvs_block_t *block);
+const as_key_t *kvs_index_parent_key(const kvs_index_t *index, const kvs_block_t *block);
+const kvs_block_t *kvs_index_parent(const kvs_index_t *index,
+                                    const kvs_block_t *block); // SEALED, or NULL
 uint32_t kvs_index_count(const kvs_index_t *index, kvs_state_t state);
+uint32_t kvs_index_unused(const kvs_index_t *index);  // entries: neither a block nor a parent's key
 uint64_t kvs_index_pins(const kvs_index_t *index);    // of all blocks
 uint32_t kvs_index_mortals(const kvs_index_t *index); // entries that expire
 
 // ---- changing state
 // ABSENT -> RESERVED. AS_ERR_EXISTS: the key is sealed or being written; AS_ERR_BUSY: no memory or
-// no entry, also for its owner.
+// no entry, for it, its parent's key or its owner.
 as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec,
                               kvs_block_t **block_p) AS_MUST_USE;
 void kvs_index_fill(kvs_index_t *index, kvs_block_t *block);                  // RESERVED -> FILLING

@@ -115,7 +115,7 @@ void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block)
                                        percent_of(quota, store->options.evict_high_percent)) {
         evict_soon(store, block->account, percent_of(quota, store->options.evict_low_percent));
     }
-    total_watch(store, block->spec.tenant, store->options.evict_high_percent);
+    total_watch(store, block->tenant, store->options.evict_high_percent);
 }
 
 as_status_t kvs_store_set_total(kvs_store_t *store, uint32_t tenant, size_t bytes)
@@ -145,7 +145,7 @@ static as_status_t pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard
     size_t most = percent_of(kvs_pool_bytes(store->pool), store->options.pin_percent);
     size_t hard = kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD);
     bool more = guard == KVS_GUARD_HARD && block->guard != KVS_GUARD_HARD;
-    if (more && (hard > most || block->bytes > most - hard)) {
+    if (more && (hard > most || kvs_block_bytes(block) > most - hard)) {
         return AS_ERR_LIMIT;
     }
     kvs_index_guard(store->index, block, guard);
@@ -203,8 +203,7 @@ uint64_t kvs_store_purge(kvs_store_t *store, const kvs_owner_t *owner)
         if (!block) {
             break;
         }
-        kvs_tier_remove(store, &block->spec.key,
-                        kvs_realm_of(&block->spec)); // also on its way there
+        kvs_tier_remove(store, &block->key, kvs_block_realm(block)); // also on its way there
         kvs_index_doom(store->index, block);
         dropped++;
     }

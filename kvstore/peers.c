@@ -266,7 +266,7 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
 static push_t *push_make(kvs_store_t *store, const kvs_spec_t *spec, as_status_t *status_p)
 {
     kvs_peers_t *peers = store->peers;
-    if (spec->expires_us != 0 && kvs_expiry_left_us(store, spec) == 0) {
+    if (spec->expires_us != 0 && kvs_expiry_left_us(store, spec->expires_us) == 0) {
         *status_p = AS_ERR_NOT_FOUND;
         return NULL;
     }
@@ -282,7 +282,7 @@ static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_
 {
     kvs_store_t *store = push->store;
     kvs_peers_t *peers = store->peers;
-    uint64_t left_ms = (kvs_expiry_left_us(store, spec) + 999) / 1000;
+    uint64_t left_ms = (kvs_expiry_left_us(store, spec->expires_us) + 999) / 1000;
     if (spec->expires_us != 0 && left_ms == 0) { // a time to live of 0 would be for ever
         as_pool_give(peers->pushes, push);
         return AS_ERR_NOT_FOUND;
@@ -325,12 +325,13 @@ static uint32_t copies_of(const kvs_store_t *store, const kvs_spec_t *spec)
 as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done, void *ctx)
 {
     as_status_t status;
-    push_t *push = push_make(store, &block->spec, &status);
+    const kvs_spec_t spec = kvs_index_spec(store->index, block);
+    push_t *push = push_make(store, &spec, &status);
     if (!push) {
         return status;
     }
-    *push = (push_t){store, block, copies_of(store, &block->spec), {0}, done, ctx};
-    status = push_start(push, &block->spec, kvs_index_extent(store->index, block, 0));
+    *push = (push_t){store, block, copies_of(store, &spec), {0}, done, ctx};
+    status = push_start(push, &spec, kvs_index_extent(store->index, block, 0));
     if (status == AS_OK) {
         kvs_index_pin(store->index, block);
     }

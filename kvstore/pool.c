@@ -13,26 +13,24 @@
 // also in the list of the gap's class.
 #include "kvstore/pool.h"
 
-#include <stdbool.h>
-
 #include "common/assert.h"
 #include "common/mem.h"
 
 #define SECOND_BITS  4u
 #define SECOND_COUNT (1u << SECOND_BITS)
 #define FIRST_COUNT  28u // gaps of up to 2^31 grains (8 TiB)
-#define BEGIN        0u  // the run that begins the pool
+#define BEGIN        0u  // the descriptor that begins the pool; that of a run is its name + 1
+#define NONE         UINT32_MAX
 
 typedef struct run {
     uint32_t first, count;  // in grains; count 0: unused, or BEGIN
     uint32_t before, after; // by address
-    uint32_t prev, next; // in the list of its gap's class; next: in the list of unused descriptors
+    uint32_t prev, next;    // in the list of its gap's class
 } run_t;
 
 struct kvs_pool {
     uint32_t grains, used_grains;
     uint32_t runs_max, runs_used;
-    uint32_t unused; // head of the list of unused descriptors
     uint32_t first_bits;
     uint32_t second_bits[FIRST_COUNT];
     uint32_t heads[FIRST_COUNT][SECOND_COUNT];
@@ -56,7 +54,7 @@ static void class_of(uint32_t count, uint32_t *first_p, uint32_t *second_p)
 static uint32_t gap_of(const kvs_pool_t *pool, uint32_t index)
 {
     const run_t *run = &pool->runs[index];
-    uint32_t end = run->after == KVS_POOL_NONE ? pool->grains : pool->runs[run->after].first;
+    uint32_t end = run->after == NONE ? pool->grains : pool->runs[run->after].first;
     return end - run->first - run->count;
 }
 
@@ -70,9 +68,9 @@ static void list_insert(kvs_pool_t *pool, uint32_t index)
     run_t *run = &pool->runs[index];
     class_of(gap, &first, &second);
     uint32_t *head = &pool->heads[first][second];
-    run->prev = KVS_POOL_NONE;
+    run->prev = NONE;
     run->next = *head;
-    if (*head != KVS_POOL_NONE) {
+    if (*head != NONE) {
         pool->runs[*head].prev = index;
     }
     *head = index;
@@ -89,36 +87,21 @@ static void list_remove(kvs_pool_t *pool, uint32_t index)
     uint32_t first, second;
     run_t *run = &pool->runs[index];
     class_of(gap, &first, &second);
-    if (run->next != KVS_POOL_NONE) {
+    if (run->next != NONE) {
         pool->runs[run->next].prev = run->prev;
     }
-    if (run->prev != KVS_POOL_NONE) {
+    if (run->prev != NONE) {
         pool->runs[run->prev].next = run->next;
         return;
     }
     AS_ASSERT(pool->heads[first][second] == index);
     pool->heads[first][second] = run->next;
-    if (run->next == KVS_POOL_NONE) {
+    if (run->next == NONE) {
         pool->second_bits[first] &= ~(1u << second);
         if (pool->second_bits[first] == 0) {
             pool->first_bits &= ~(1u << first);
         }
     }
-}
-
-static uint32_t descriptor_take(kvs_pool_t *pool)
-{
-    uint32_t index = pool->unused;
-    AS_ASSERT(index != KVS_POOL_NONE);
-    pool->unused = pool->runs[index].next;
-    return index;
-}
-
-static void descriptor_give(kvs_pool_t *pool, uint32_t index)
-{
-    pool->runs[index].next = pool->unused;
-    pool->runs[index].count = 0;
-    pool->unused = index;
 }
 
 as_status_t kvs_pool_alloc(size_t bytes, uint32_t runs_max, kvs_pool_t **pool_p)
@@ -134,16 +117,12 @@ as_status_t kvs_pool_alloc(size_t bytes, uint32_t runs_max, kvs_pool_t **pool_p)
     }
     pool->grains = (uint32_t)grains;
     pool->runs_max = runs_max;
-    pool->unused = KVS_POOL_NONE;
-    for (uint32_t i = runs_max; i > BEGIN; i--) {
-        descriptor_give(pool, i);
-    }
     for (uint32_t first = 0; first < FIRST_COUNT; first++) {
         for (uint32_t second = 0; second < SECOND_COUNT; second++) {
-            pool->heads[first][second] = KVS_POOL_NONE;
+            pool->heads[first][second] = NONE;
         }
     }
-    pool->runs[BEGIN] = (run_t){.before = KVS_POOL_NONE, .after = KVS_POOL_NONE};
+    pool->runs[BEGIN] = (run_t){.before = NONE, .after = NONE};
     list_insert(pool, BEGIN);
     *pool_p = pool;
     return AS_OK;
@@ -167,7 +146,7 @@ static uint32_t find(const kvs_pool_t *pool, uint32_t count)
     if (bits == 0) {
         uint32_t firsts = first + 1 < FIRST_COUNT ? pool->first_bits & (~0u << (first + 1)) : 0;
         if (firsts == 0) {
-            return KVS_POOL_NONE;
+            return NONE;
         }
         first = (uint32_t)__builtin_ctz(firsts);
         bits = pool->second_bits[first];
@@ -183,38 +162,38 @@ static uint32_t find_close(const kvs_pool_t *pool, uint32_t count)
     uint32_t first, second;
     class_of(count, &first, &second);
     uint32_t index = pool->heads[first][second];
-    for (uint32_t i = 0; i < 16 && index != KVS_POOL_NONE; i++) {
+    for (uint32_t i = 0; i < 16 && index != NONE; i++) {
         if (gap_of(pool, index) >= count) {
             return index;
         }
         index = pool->runs[index].next;
     }
-    return KVS_POOL_NONE;
+    return NONE;
 }
 
-uint32_t kvs_pool_take(kvs_pool_t *pool, size_t bytes, size_t *offset_p)
+bool kvs_pool_take(kvs_pool_t *pool, uint32_t run_name, size_t bytes, size_t *offset_p)
 {
+    AS_ASSERT(run_name < pool->runs_max && pool->runs[run_name + 1].count == 0);
     size_t grains = bytes / KVS_POOL_GRAIN_BYTES + (bytes % KVS_POOL_GRAIN_BYTES != 0);
-    if (grains == 0 || grains > pool->grains - pool->used_grains ||
-        pool->runs_used == pool->runs_max) {
-        return KVS_POOL_NONE;
+    if (grains == 0 || grains > pool->grains - pool->used_grains) {
+        return false;
     }
     uint32_t count = (uint32_t)grains;
     uint32_t index = find(pool, count);
-    if (index == KVS_POOL_NONE) {
+    if (index == NONE) {
         index = find_close(pool, count);
     }
-    if (index == KVS_POOL_NONE) {
-        return KVS_POOL_NONE;
+    if (index == NONE) {
+        return false;
     }
     list_remove(pool, index);
-    uint32_t taken = descriptor_take(pool);
+    uint32_t taken = run_name + 1;
     run_t *before = &pool->runs[index], *run = &pool->runs[taken];
     *run = (run_t){.first = before->first + before->count,
                    .count = count,
                    .before = index,
                    .after = before->after};
-    if (run->after != KVS_POOL_NONE) {
+    if (run->after != NONE) {
         pool->runs[run->after].before = taken;
     }
     before->after = taken;
@@ -222,12 +201,13 @@ uint32_t kvs_pool_take(kvs_pool_t *pool, size_t bytes, size_t *offset_p)
     pool->used_grains += count;
     pool->runs_used++;
     *offset_p = (size_t)run->first * KVS_POOL_GRAIN_BYTES;
-    return taken;
+    return true;
 }
 
-void kvs_pool_give(kvs_pool_t *pool, uint32_t index)
+void kvs_pool_give(kvs_pool_t *pool, uint32_t run_name)
 {
-    AS_ASSERT(index != BEGIN && index <= pool->runs_max && pool->runs[index].count > 0);
+    uint32_t index = run_name + 1;
+    AS_ASSERT(run_name < pool->runs_max && pool->runs[index].count > 0);
     run_t *run = &pool->runs[index];
     uint32_t before = run->before;
     list_remove(pool, index);
@@ -235,10 +215,10 @@ void kvs_pool_give(kvs_pool_t *pool, uint32_t index)
     pool->used_grains -= run->count;
     pool->runs_used--;
     pool->runs[before].after = run->after;
-    if (run->after != KVS_POOL_NONE) {
+    if (run->after != NONE) {
         pool->runs[run->after].before = before;
     }
-    descriptor_give(pool, index);
+    run->count = 0;
     list_insert(pool, before);
 }
 
@@ -260,7 +240,7 @@ size_t kvs_pool_largest(const kvs_pool_t *pool)
     uint32_t first = 31u - (uint32_t)__builtin_clz(pool->first_bits);
     uint32_t second = 31u - (uint32_t)__builtin_clz(pool->second_bits[first]);
     uint32_t largest = 0;
-    for (uint32_t i = pool->heads[first][second]; i != KVS_POOL_NONE; i = pool->runs[i].next) {
+    for (uint32_t i = pool->heads[first][second]; i != NONE; i = pool->runs[i].next) {
         uint32_t gap = gap_of(pool, i);
         largest = gap > largest ? gap : largest;
     }
@@ -272,7 +252,7 @@ static bool is_listed(const kvs_pool_t *pool, uint32_t index)
 {
     uint32_t first, second;
     class_of(gap_of(pool, index), &first, &second);
-    for (uint32_t i = pool->heads[first][second]; i != KVS_POOL_NONE; i = pool->runs[i].next) {
+    for (uint32_t i = pool->heads[first][second]; i != NONE; i = pool->runs[i].next) {
         if (i == index) {
             return true;
         }
@@ -283,8 +263,7 @@ static bool is_listed(const kvs_pool_t *pool, uint32_t index)
 void kvs_pool_check(const kvs_pool_t *pool)
 {
     uint32_t grain = 0, used = 0, runs = 0;
-    for (uint32_t before = KVS_POOL_NONE, at = BEGIN; at != KVS_POOL_NONE;
-         before = at, at = pool->runs[at].after) {
+    for (uint32_t before = NONE, at = BEGIN; at != NONE; before = at, at = pool->runs[at].after) {
         const run_t *run = &pool->runs[at];
         AS_ASSERT(run->first >= grain && run->before == before &&
                   (run->count > 0) == (at != BEGIN));

@@ -274,8 +274,11 @@ void kvs_puts_end_dropped(kvs_puts_t *puts)
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
         put_t *put = &puts->slots[slot];
         left -= put->state != FREE;
-        if (put->state != FREE && put->is_copy && put->block &&
-            kvs_drops_has(puts->store, &put->block->spec)) {
+        if (put->state == FREE || !put->is_copy || !put->block) {
+            continue;
+        }
+        const kvs_spec_t spec = kvs_index_spec(puts->store->index, put->block);
+        if (kvs_drops_has(puts->store, &spec)) {
             put_end(put, AS_ERR_NOT_FOUND);
         }
     }
@@ -304,10 +307,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
     if (status != AS_OK) {
         return status;
     }
-    if (store->puts->unused == NONE) {
-        return AS_ERR_BUSY;
-    }
-    if (kvs_drain_is_on(store)) {
+    if (store->puts->unused == NONE || kvs_drain_is_on(store)) {
         return AS_ERR_BUSY;
     }
     const kvs_spec_t spec = spec_of(store, ask);
@@ -389,9 +389,8 @@ bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *d
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
         const put_t *put = &puts->slots[slot];
         left -= put->state != FREE;
-        if (put->state != FREE && put->block &&
-            kvs_realm_of(&put->block->spec) == kvs_realm_of(spec) &&
-            as_key_equal(&put->block->spec.key, &spec->key)) {
+        if (put->state != FREE && put->block && kvs_block_realm(put->block) == kvs_realm_of(spec) &&
+            as_key_equal(&put->block->key, &spec->key)) {
             *digest_p = put->digest;
             return true;
         }
@@ -422,7 +421,7 @@ static void on_written(void *ctx, as_status_t status)
     kvs_store_t *store = put->puts->store;
     kvs_block_t *block = put->pinned;
     put->pinned = NULL;
-    size_t bytes = block->bytes;
+    size_t bytes = kvs_block_bytes(block);
     kvs_index_unpin(store->index, block); // frees it when the put died
     if (status != AS_OK) {
         put_end(put, status);
@@ -441,9 +440,9 @@ void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *
     if (!put || put->state != OPEN) {
         return; // late or repeated: the payload is dropped, COMMIT tells
     }
-    if (msg->data_bytes != put->block->bytes) {
+    if (msg->data_bytes != kvs_block_bytes(put->block)) {
         AS_WARN("kvstore", "write refused: %zu bytes, the block has %u", msg->data_bytes,
-                put->block->bytes);
+                kvs_block_bytes(put->block));
         put_end(put, AS_ERR_INVALID);
         return;
     }
@@ -467,9 +466,9 @@ static void on_crcs(void *ctx, as_status_t status)
     if (status != AS_OK) {
         put_end(put, status);
     } else if (put->state != DEAD) {
-        const kvs_spec_t *spec = &put->block->spec;
+        const kvs_block_t *block = put->block;
         put->crcs_here = true;
-        if (as_block_digest(&spec->key, put->crcs, spec->layers) != put->digest) {
+        if (as_block_digest(&block->key, put->crcs, block->layers) != put->digest) {
             put_end(put, AS_ERR_INVALID); // not what RESERVE promised
         } else {
             check_soon(put);
@@ -496,7 +495,7 @@ void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t 
     put->commit_asked = true;
     put->request = ask->head.request;
     put->durable = ask->flags & AS_WIRE_DURABLE;
-    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->crc_count != put->block->spec.layers ||
+    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->crc_count != put->block->layers ||
         msg->data_bytes != ask->crc_count * sizeof(uint32_t)) {
         put_end(put, AS_ERR_INVALID);
         return;
@@ -537,9 +536,9 @@ static void put_succeed(put_t *put)
     kvs_store_t *store = conn->store;
     uint64_t now_us = as_loop_now_us(store->options.loop);
     kvs_block_t *block = put->block;
-    memcpy(kvs_index_crcs(store->index, block), put->crcs, block->spec.layers * sizeof(uint32_t));
+    memcpy(kvs_index_crcs(store->index, block), put->crcs, block->layers * sizeof(uint32_t));
     kvs_index_seal(store->index, block, now_us);
-    if (block->spec.expires_us != 0) {
+    if (block->expires_us != 0) {
         kvs_store_watch(store);
     }
     as_metric_observe(&kvs_metrics[KVS_METRIC_COMMIT_US], now_us - put->began_us);
@@ -558,14 +557,14 @@ static void check_some(put_t *put)
 {
     kvs_store_t *store = put->conn->store;
     kvs_block_t *block = put->block;
-    for (size_t bytes = 0; bytes < KVS_VERIFY_BYTES_MAX; bytes += block->spec.extent_bytes) {
+    for (size_t bytes = 0; bytes < KVS_VERIFY_BYTES_MAX; bytes += block->extent_bytes) {
         uint32_t layer = put->checked_layers;
-        if (layer == block->spec.layers) {
+        if (layer == block->layers) {
             put_succeed(put);
             return;
         }
         uint32_t crc =
-            as_crc32c(0, kvs_index_extent(store->index, block, layer), block->spec.extent_bytes);
+            as_crc32c(0, kvs_index_extent(store->index, block, layer), block->extent_bytes);
         if (crc != put->crcs[layer]) {
             AS_WARN("kvstore", "write refused: layer %u has checksum %08x, promised %08x", layer,
                     crc, put->crcs[layer]);

@@ -117,14 +117,14 @@ static as_status_t gather(read_t *read, uint64_t lease_id, const as_wire_ask_t *
         if (!block) {
             return AS_ERR_LEASE;
         }
-        if (ask->layer_first >= block->spec.layers ||
-            ask->layer_count > block->spec.layers - ask->layer_first) {
+        if (ask->layer_first >= block->layers ||
+            ask->layer_count > (uint32_t)block->layers - ask->layer_first) {
             return AS_ERR_INVALID;
         }
         kvs_index_pin(store->index, block);
         read->blocks[read->count++] = kvs_index_id(store->index, block);
         read->iov[i] = (as_net_iov_t){kvs_index_extent(store->index, block, ask->layer_first),
-                                      (size_t)ask->layer_count * block->spec.extent_bytes};
+                                      (size_t)ask->layer_count * block->extent_bytes};
         read->iov_count = i + 1;
         read->bytes += read->iov[i].bytes;
     }

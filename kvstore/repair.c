@@ -136,8 +136,8 @@ static bool may_go_later(as_status_t status)
 static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
 {
     kvs_repair_t *repair = ctx;
-    const kvs_spec_t *spec = block ? &block->spec : &repair->spec;
-    uint64_t bytes = (uint64_t)spec->layers * spec->extent_bytes * sent;
+    size_t one = block ? kvs_block_bytes(block) : kvs_image_crcs_at(&repair->spec);
+    uint64_t bytes = (uint64_t)one * sent;
     repair->under_way--;
     if (status == AS_OK) {
         repair->repaired++;
@@ -159,10 +159,10 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_
 
 static bool is_wanted(const kvs_repair_t *repair, const kvs_block_t *block)
 {
-    if (block->state != KVS_SEALED || block->spec.kind != AS_WIRE_FULL) {
+    if (block->state != KVS_SEALED || block->kind != AS_WIRE_FULL) {
         return false;
     }
-    const kvs_share_t share = kvs_peers_share(repair->store, block->spec.place);
+    const kvs_share_t share = kvs_peers_share(repair->store, block->place);
     return share.copies > 0 && (share.rank == 0) == (repair->phase == IN_RAM_FIRST);
 }
 

@@ -86,10 +86,10 @@ static void batch_add(batch_t *batch, const as_key_t *key, uint8_t op)
     batch->ops[batch->count++] = op;
 }
 
-static void batch_add_block(batch_t *batch, const kvs_spec_t *spec)
+static void batch_add_block(batch_t *batch, const as_key_t *unscoped, uint32_t tenant)
 {
     as_key_t key;
-    as_key_scope(&spec->key, spec->tenant, &key);
+    as_key_scope(unscoped, tenant, &key);
     batch_add(batch, &key, ASSAY__EVENT_OP__EVENT_OP_FULL_ADDED);
 }
 
@@ -117,15 +117,15 @@ static bool batch_make(kvs_report_t *report)
     for (; report->listing && report->cursor < blocks_max && batch->count < BATCH_MAX;
          report->cursor++) {
         const kvs_block_t *block = kvs_index_at(index, report->cursor);
-        if (block->state == KVS_SEALED && block->spec.kind == AS_WIRE_FULL) {
-            batch_add_block(batch, &block->spec);
+        if (block->state == KVS_SEALED && block->kind == AS_WIRE_FULL) {
+            batch_add_block(batch, &block->key, block->tenant);
         }
     }
     const kvs_spec_t *spec = NULL;
     while (report->listing && report->cursor == blocks_max && batch->count < BATCH_MAX &&
            (spec = kvs_tier_next(report->options.store, &report->disk_cursor)) != NULL) {
         if (spec->kind == AS_WIRE_FULL && !kvs_index_find(index, &spec->key, kvs_realm_of(spec))) {
-            batch_add_block(batch, spec);
+            batch_add_block(batch, &spec->key, spec->tenant);
         }
     }
     if (report->listing && report->cursor == blocks_max && !spec && batch->count < BATCH_MAX) {

@@ -109,7 +109,7 @@ static void pass_end(kvs_scrub_t *scrub)
 
 void kvs_scrub_bad(kvs_store_t *store, kvs_block_t *block)
 {
-    const kvs_spec_t spec = block->spec;
+    const kvs_spec_t spec = kvs_index_spec(store->index, block);
     AS_ERROR("scrub", "a block in RAM has other bytes than were promised: it is dropped; if this "
                       "comes again, have the memory of this machine tested");
     kvs_count(&store->counted.scrub_bad_ram, KVS_METRIC_SCRUB_BAD_RAM, 1);
@@ -121,7 +121,7 @@ void kvs_scrub_bad(kvs_store_t *store, kvs_block_t *block)
 static bool is_open(const kvs_scrub_t *scrub, const kvs_block_t *block)
 {
     return scrub->open && block->sealed_us == scrub->sealed_us &&
-           as_key_equal(&block->spec.key, &scrub->key);
+           as_key_equal(&block->key, &scrub->key);
 }
 
 // Checks a piece; returns its bytes.
@@ -130,19 +130,20 @@ static size_t ram_piece(kvs_scrub_t *scrub, kvs_block_t *block)
     const kvs_index_t *index = scrub->store->index;
     if (!is_open(scrub, block)) {
         scrub->open = true;
-        scrub->key = block->spec.key;
+        scrub->key = block->key;
         scrub->sealed_us = block->sealed_us;
         scrub->progress = (kvs_image_progress_t){0};
     }
-    size_t left = block->bytes - scrub->progress.bytes;
+    const kvs_spec_t spec = kvs_index_spec(index, block);
+    size_t left = kvs_block_bytes(block) - scrub->progress.bytes;
     const kvs_image_piece_t piece = {
         kvs_index_extent(index, block, 0) + scrub->progress.bytes,
         left < KVS_CHECK_PIECE_BYTES ? left : KVS_CHECK_PIECE_BYTES,
     };
     bool right =
-        kvs_image_check_piece(&block->spec, kvs_index_crcs(index, block), &scrub->progress, &piece);
+        kvs_image_check_piece(&spec, kvs_index_crcs(index, block), &scrub->progress, &piece);
     scrub->stat.ram_bytes += piece.count;
-    if (!right || scrub->progress.bytes == block->bytes) {
+    if (!right || scrub->progress.bytes == kvs_block_bytes(block)) {
         scrub->stat.ram_blocks++;
         scrub->cursor++;
         scrub->open = false;

@@ -318,18 +318,18 @@ static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *block
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
         as_wire_place_t place = {.status = AS_WIRE_NOT_FOUND};
         if (blocks[i]) {
-            const kvs_spec_t *spec = &blocks[i]->spec;
+            const kvs_block_t *block = blocks[i];
             place = (as_wire_place_t){
                 .status = AS_WIRE_OK,
-                .layers = spec->layers,
-                .extent_bytes = spec->extent_bytes,
-                .tokens = spec->tokens,
-                .address = address_of(locate->conn, blocks[i]),
+                .layers = block->layers,
+                .extent_bytes = block->extent_bytes,
+                .tokens = block->tokens,
+                .address = address_of(locate->conn, block),
                 .crc_first = reply->crc_count,
             };
-            memcpy(crcs + reply->crc_count * sizeof(uint32_t),
-                   kvs_index_crcs(store->index, blocks[i]), spec->layers * sizeof(uint32_t));
-            reply->crc_count += spec->layers;
+            memcpy(crcs + reply->crc_count * sizeof(uint32_t), kvs_index_crcs(store->index, block),
+                   block->layers * sizeof(uint32_t));
+            reply->crc_count += block->layers;
         }
         memcpy(places + i * sizeof(place), &place, sizeof(place));
     }

@@ -161,11 +161,11 @@ static void on_evict(void *ctx)
     }
 }
 
-// Small blocks use up the entries of the index before the bytes of the pool.
+// Small blocks, and parents that are elsewhere, use up the entries of the index before the bytes of the pool.
 static bool is_short_of_entries(const kvs_store_t *store)
 {
     uint64_t max = kvs_index_blocks_max(store->index);
-    uint64_t used = max - kvs_index_count(store->index, KVS_ABSENT);
+    uint64_t used = max - kvs_index_unused(store->index);
     return used * 100 > max * store->options.evict_high_percent;
 }
 
@@ -427,8 +427,7 @@ uint64_t kvs_store_drop_all(kvs_store_t *store)
     for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
         kvs_block_t *block;
         while ((block = kvs_index_oldest(store->index, queue)) != NULL) {
-            kvs_tier_remove(store, &block->spec.key,
-                            kvs_realm_of(&block->spec)); // also on its way there
+            kvs_tier_remove(store, &block->key, kvs_block_realm(block)); // also on its way there
             kvs_index_doom(store->index, block);
             dropped++;
         }

@@ -274,7 +274,7 @@ void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block); // it was re
 // expiry.c: blocks with a time to live.
 void kvs_expiry_init(kvs_store_t *store);
 uint64_t kvs_expiry_at(const kvs_store_t *store, uint32_t ttl_ms); // 0 is never
-uint64_t kvs_expiry_left_us(const kvs_store_t *store, const kvs_spec_t *spec);
+uint64_t kvs_expiry_left_us(const kvs_store_t *store, uint64_t expires_us);
 // Drops the block where its time is over: before anybody looks for it.
 void kvs_expire_key(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm);
 bool kvs_expire_some(kvs_store_t *store); // a step of the walk; whether any block expires

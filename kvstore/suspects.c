@@ -42,14 +42,15 @@ static kvs_block_t *first_block(const kvs_suspects_t *suspects)
 static size_t check_piece(kvs_suspects_t *suspects, kvs_block_t *block)
 {
     const kvs_index_t *index = suspects->store->index;
-    size_t left = block->bytes - suspects->progress.bytes;
+    const kvs_spec_t spec = kvs_index_spec(index, block);
+    size_t left = kvs_block_bytes(block) - suspects->progress.bytes;
     const kvs_image_piece_t piece = {
         kvs_index_extent(index, block, 0) + suspects->progress.bytes,
         left < KVS_CHECK_PIECE_BYTES ? left : KVS_CHECK_PIECE_BYTES,
     };
-    bool right = kvs_image_check_piece(&block->spec, kvs_index_crcs(index, block),
-                                       &suspects->progress, &piece);
-    bool over = !right || suspects->progress.bytes == block->bytes;
+    bool right =
+        kvs_image_check_piece(&spec, kvs_index_crcs(index, block), &suspects->progress, &piece);
+    bool over = !right || suspects->progress.bytes == kvs_block_bytes(block);
     if (over) {
         first_is_over(suspects);
     }
@@ -89,13 +90,12 @@ void kvs_suspect(kvs_store_t *store, const kvs_block_t *block)
     }
     for (uint32_t i = 0; i < suspects->count; i++) {
         const suspect_t *known = &suspects->ring[(suspects->first + i) % SUSPECTS_MAX];
-        if (known->realm == kvs_realm_of(&block->spec) &&
-            as_key_equal(&known->key, &block->spec.key)) {
+        if (known->realm == kvs_block_realm(block) && as_key_equal(&known->key, &block->key)) {
             return;
         }
     }
     suspects->ring[(suspects->first + suspects->count++) % SUSPECTS_MAX] =
-        (suspect_t){block->spec.key, kvs_realm_of(&block->spec), block->sealed_us};
+        (suspect_t){block->key, kvs_block_realm(block), block->sealed_us};
     if (!suspects->runs) {
         run_after(suspects, 0);
     }

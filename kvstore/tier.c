@@ -102,10 +102,11 @@ static as_status_t write_block(kvs_store_t *store, kvs_block_t *block, kvs_tier_
     *behind = (behind_t){store, block, done, ctx};
     uint8_t *image = kvs_index_extent(store->index, block, 0);
     // What lies behind the checksums is some other block's.
-    size_t used = kvs_image_crcs_at(&block->spec) + block->spec.layers * sizeof(uint32_t);
-    memset(image + used, 0, kvs_image_bytes(&block->spec) - used);
+    const kvs_spec_t spec = kvs_index_spec(store->index, block);
+    size_t used = kvs_image_crcs_at(&spec) + spec.layers * sizeof(uint32_t);
+    memset(image + used, 0, kvs_image_bytes(&spec) - used);
     kvs_index_pin(store->index, block);
-    const kvs_disk_write_t params = {&block->spec, image, done != NULL, on_written, behind};
+    const kvs_disk_write_t params = {&spec, image, done != NULL, on_written, behind};
     as_status_t status = kvs_disk_write(store->tier->disk, &params);
     if (status != AS_OK) {
         kvs_index_unpin(store->index, block);
@@ -132,7 +133,8 @@ as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_t
         return AS_ERR_UNSUPPORTED;
     }
     // It may be there already, or on its way.
-    as_status_t status = kvs_disk_sync(store->tier->disk, &block->spec, done, ctx);
+    const kvs_spec_t spec = kvs_index_spec(store->index, block);
+    as_status_t status = kvs_disk_sync(store->tier->disk, &spec, done, ctx);
     return status == AS_ERR_NOT_FOUND ? write_block(store, block, done, ctx) : status;
 }
 
@@ -195,8 +197,8 @@ static void on_promoted(void *ctx, as_status_t status)
 static promotion_t *promotion_of(const kvs_tier_t *tier, const as_key_t *key, kvs_realm_t realm)
 {
     for (uint32_t i = 0; i < tier->open_count; i++) {
-        const kvs_spec_t *spec = &tier->open[i]->block->spec;
-        if (kvs_realm_of(spec) == realm && as_key_equal(&spec->key, key)) {
+        const kvs_block_t *block = tier->open[i]->block;
+        if (kvs_block_realm(block) == realm && as_key_equal(&block->key, key)) {
             return tier->open[i];
         }
     }

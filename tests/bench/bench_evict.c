@@ -141,11 +141,12 @@ static void put(kvs_index_t *index, kvs_pool_t *pool, const as_key_t *key, const
                              .extent_bytes = 4,
                              .tokens = 64};
     uint64_t evicted = 0;
-    while (kvs_pool_used(pool) == kvs_pool_bytes(pool) &&
-           kvs_evict_some(index, pool, kvs_pool_bytes(pool) - KVS_POOL_GRAIN_BYTES, &evicted)) {
-    }
     kvs_block_t *block;
-    as_status_t status = kvs_index_reserve(index, &spec, &block);
+    as_status_t status;
+    while ((status = kvs_index_reserve(index, &spec, &block)) == AS_ERR_BUSY &&
+           evicted < KVS_EVICT_BATCH) {
+        kvs_evict_some(index, pool, kvs_pool_used(pool) - KVS_POOL_GRAIN_BYTES, &evicted);
+    }
     if (status != AS_OK) {
         fprintf(stderr, "bench_evict: a block cannot be put: %s\n", as_status_str(status));
         exit(1);

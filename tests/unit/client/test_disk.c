@@ -260,7 +260,7 @@ static void a_store_knows_what_places_a_block_also_after_a_new_start(void **stat
     }
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 2}).status, AS_OK);
     const kvs_block_t *block = kvs_index_find(world.stores[0]->index, &world.keys[1], AS_WIRE_FULL);
-    assert_int_equal(block->spec.place, as_key_hash(&world.keys[0]));
+    assert_int_equal(block->place, as_key_hash(&world.keys[0]));
 }
 
 static void dropped_blocks_leave_disk_too(void **state)

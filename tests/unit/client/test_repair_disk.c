@@ -85,8 +85,7 @@ static void blocks_on_disk_are_given_their_copies_as_their_tenants(void **state)
         const kvs_block_t *block =
             kvs_index_find(world.stores[1]->index, &world.keys[i], kvs_realm(7, AS_WIRE_FULL));
         assert_non_null(block);
-        assert_int_equal(block->spec.place,
-                         as_key_hash(&world.keys[i / AS_RUN_BLOCKS * AS_RUN_BLOCKS]));
+        assert_int_equal(block->place, as_key_hash(&world.keys[i / AS_RUN_BLOCKS * AS_RUN_BLOCKS]));
     }
     kvs_store_free(world.stores[0]);
     world.stores[0] = NULL;

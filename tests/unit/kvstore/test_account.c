@@ -10,7 +10,8 @@
 #include "kvstore/index.h"
 #include "proto/wire.h"
 
-#define ENTRIES 48u
+#define BLOCKS  48u
+#define ENTRIES (2 * BLOCKS) // each may name a parent that is not here
 #define KEYS    240u
 #define OWNERS  3u // block n is of owner n % OWNERS, and its parent, too
 
@@ -96,7 +97,7 @@ static int model_begin(void **state)
     (void)state;
     memset(&model, 0, sizeof(model));
     model.owner = OWNERS;
-    if (kvs_pool_alloc(ENTRIES * KVS_POOL_GRAIN_BYTES, ENTRIES, &model.pool) != AS_OK) {
+    if (kvs_pool_alloc(BLOCKS * KVS_POOL_GRAIN_BYTES, ENTRIES, &model.pool) != AS_OK) {
         return -1;
     }
     const kvs_index_options_t options = {ENTRIES, NULL, model.pool};
@@ -211,7 +212,7 @@ static void model_check(void)
         kvs_block_t *block = model_find(n);
         assert_int_equal(block != NULL, model.entries[n].sealed);
         bytes[n % OWNERS] += block ? KVS_POOL_GRAIN_BYTES : 0;
-        guarded[model.entries[n].guard] += block ? block->bytes : 0;
+        guarded[model.entries[n].guard] += block ? kvs_block_bytes(block) : 0;
     }
     for (uint32_t owner = 0; owner < OWNERS; owner++) {
         uint32_t account = account_of(owner);
@@ -232,10 +233,10 @@ static void pins_and_owners_are_kept_apart_under_random_use(void **state)
         kvs_block_t *block = model_find(n);
         if (block) {
             model_use(n, block, &seed);
-        } else if (model.sealed < ENTRIES) {
+        } else if (model.sealed < BLOCKS) {
             model_seal(n);
         } else if (next_random(&seed) % 2) {
-            model_evict(ENTRIES - 1 - next_random(&seed) % 16);
+            model_evict(BLOCKS - 1 - next_random(&seed) % 16);
         } else {
             model_evict_owner(next_random(&seed) % OWNERS, next_random(&seed) % 8);
         }

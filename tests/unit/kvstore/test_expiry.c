@@ -28,7 +28,7 @@ static void locate_misses_from_the_very_time_on(void **state)
     world_open(&world, &options);
     put_with(0, 50);
     put_with(1, 0);
-    uint64_t expires_us = block_of(0)->spec.expires_us;
+    uint64_t expires_us = block_of(0)->expires_us;
     world_pass(&world, expires_us - as_loop_now_us(world.loop) - 2000);
     uint32_t hits = 0, misses = 0;
     uint64_t last_hit_us = 0, first_miss_us = 0;
@@ -58,7 +58,7 @@ static void the_time_is_kept_to_the_microsecond(void **state)
     world_options_t options = world_defaults(true);
     world_open(&world, &options);
     put_with(0, 30);
-    uint64_t expires_us = block_of(0)->spec.expires_us;
+    uint64_t expires_us = block_of(0)->expires_us;
     world_pass(&world, expires_us - 1 - as_loop_now_us(world.loop));
     assert_int_equal(as_loop_now_us(world.loop), expires_us - 1);
     kvs_expire_key(world.stores[0], &world.keys[0], AS_WIRE_FULL);
@@ -94,7 +94,7 @@ static void a_block_whose_time_is_over_can_be_put_again(void **state)
     world_pass(&world, 40000);
     world.twist = 1; // other bytes: the old ones are no longer there to differ from
     put_with(0, 0);
-    assert_int_equal(block_of(0)->spec.expires_us, 0);
+    assert_int_equal(block_of(0)->expires_us, 0);
     world_pass(&world, 1000000);
     assert_non_null(block_of(0));
 }
@@ -134,13 +134,13 @@ static void the_time_passes_on_disk_and_over_a_start(void **state)
     put_with(0, 600000);
     put_with(1, 600);
     put_with(2, 0);
-    uint64_t expires_us = block_of(0)->spec.expires_us;
+    uint64_t expires_us = block_of(0)->expires_us;
     kvs_store_free(world.stores[0]);
     assert_int_equal(world_store_start(&world, 0, &options.store), AS_OK);
     world_tell_stores(&world);
     assert_int_equal(stat_now().blocks, 0);
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.first = 0, .count = 1}).block_count, 1);
-    assert_int_equal(block_of(0)->spec.expires_us, expires_us);
+    assert_int_equal(block_of(0)->expires_us, expires_us);
     uint64_t end_us = as_loop_now_us(world.loop) + WAIT_US;
     while (stat_now().disk_blocks == 3) { // nobody asks
         assert_true(as_loop_now_us(world.loop) < end_us);

@@ -44,28 +44,31 @@ static void random_takes_and_gives_agree_with_a_model(void **state)
 {
     (void)state;
     static uint8_t map[GRAINS];
-    static held_t held[RUNS];
+    static held_t held[RUNS]; // those out first; of the others `run` is a name that is free
     uint32_t count = 0, refused = 0;
     double worst = 0;
     kvs_pool_t *pool;
     rng_state = SEED;
     printf("seed %u\n", SEED);
+    for (uint32_t i = 0; i < RUNS; i++) {
+        held[i].run = i;
+    }
     assert_int_equal(kvs_pool_alloc((size_t)GRAINS * KVS_POOL_GRAIN_BYTES, RUNS, &pool), AS_OK);
     for (uint32_t step = 0; step < 200000; step++) {
-        if (rng(100) < 52) {
+        if (count < RUNS && rng(100) < 52) {
             // Mixed sizes: mostly small, some a twentieth of the pool.
-            held_t now = {.bytes = 1 + (rng(4) ? rng(8 * KVS_POOL_GRAIN_BYTES)
+            held_t now = {.run = held[count].run,
+                          .bytes = 1 + (rng(4) ? rng(8 * KVS_POOL_GRAIN_BYTES)
                                                : rng(100 * KVS_POOL_GRAIN_BYTES))};
-            now.run = kvs_pool_take(pool, now.bytes, &now.offset);
-            if (now.run == KVS_POOL_NONE) {
+            if (!kvs_pool_take(pool, now.run, now.bytes, &now.offset)) {
                 refused++;
                 size_t free_bytes = kvs_pool_bytes(pool) - kvs_pool_used(pool);
                 double fragmentation =
                     free_bytes ? 1.0 - (double)kvs_pool_largest(pool) / (double)free_bytes : 0.0;
                 worst = fragmentation > worst ? fragmentation : worst;
                 // Segregated fit may refuse up to a sixteenth early, never more.
-                assert_true(count == RUNS || kvs_pool_largest(pool) < now.bytes + now.bytes / 8 +
-                                                                          2 * KVS_POOL_GRAIN_BYTES);
+                assert_true(kvs_pool_largest(pool) <
+                            now.bytes + now.bytes / 8 + 2 * KVS_POOL_GRAIN_BYTES);
                 continue;
             }
             mark(map, &now, 0, 1);
@@ -73,8 +76,10 @@ static void random_takes_and_gives_agree_with_a_model(void **state)
         } else if (count > 0) {
             uint32_t which = rng(count);
             mark(map, &held[which], 1, 0);
-            kvs_pool_give(pool, held[which].run);
+            held_t gone = held[which];
+            kvs_pool_give(pool, gone.run);
             held[which] = held[--count];
+            held[count] = gone;
         }
         if (step % 997 == 0) {
             kvs_pool_check(pool);
@@ -96,19 +101,17 @@ static void runs_of_one_size_fill_the_pool_to_the_last(void **state)
     (void)state;
     kvs_pool_t *pool;
     size_t offset, bytes = 3 * KVS_POOL_GRAIN_BYTES - 5;
-    uint32_t runs[100];
     assert_int_equal(kvs_pool_alloc(300 * (size_t)KVS_POOL_GRAIN_BYTES, 200, &pool), AS_OK);
     for (int round = 0; round < 3; round++) {
-        for (int i = 0; i < 100; i++) {
-            runs[i] = kvs_pool_take(pool, bytes, &offset);
-            assert_int_not_equal(runs[i], KVS_POOL_NONE);
+        for (uint32_t i = 0; i < 100; i++) {
+            assert_true(kvs_pool_take(pool, i, bytes, &offset));
         }
-        assert_int_equal(kvs_pool_take(pool, 1, &offset), KVS_POOL_NONE);
-        kvs_pool_give(pool, runs[50]); // a hole of just this size is found again
-        runs[50] = kvs_pool_take(pool, bytes, &offset);
-        assert_int_not_equal(runs[50], KVS_POOL_NONE);
-        for (int i = 0; i < 100; i++) {
-            kvs_pool_give(pool, runs[(i * 37) % 100]);
+        assert_false(kvs_pool_take(pool, 100, 1, &offset));
+        kvs_pool_give(pool, 50); // a hole of just this size is found again
+        assert_true(kvs_pool_take(pool, 150, bytes, &offset));
+        for (uint32_t i = 0; i < 100; i++) {
+            uint32_t run = (i * 37) % 100;
+            kvs_pool_give(pool, run == 50 ? 150 : run);
         }
     }
     kvs_pool_free(pool);
@@ -121,12 +124,14 @@ static void limits_hold(void **state)
     size_t offset;
     assert_int_equal(kvs_pool_alloc(KVS_POOL_GRAIN_BYTES - 1, 1, &pool), AS_ERR_LIMIT);
     assert_int_equal(kvs_pool_alloc(10 * KVS_POOL_GRAIN_BYTES, 2, &pool), AS_OK);
-    assert_int_equal(kvs_pool_take(pool, 0, &offset), KVS_POOL_NONE);
-    assert_int_equal(kvs_pool_take(pool, SIZE_MAX, &offset), KVS_POOL_NONE);
-    assert_int_equal(kvs_pool_take(pool, 11 * KVS_POOL_GRAIN_BYTES, &offset), KVS_POOL_NONE);
-    assert_int_not_equal(kvs_pool_take(pool, 1, &offset), KVS_POOL_NONE);
-    assert_int_not_equal(kvs_pool_take(pool, 1, &offset), KVS_POOL_NONE);
-    assert_int_equal(kvs_pool_take(pool, 1, &offset), KVS_POOL_NONE); // runs_max
+    assert_false(kvs_pool_take(pool, 0, 0, &offset));
+    assert_false(kvs_pool_take(pool, 0, SIZE_MAX, &offset));
+    assert_false(kvs_pool_take(pool, 0, 11 * KVS_POOL_GRAIN_BYTES, &offset));
+    assert_true(kvs_pool_take(pool, 0, 9 * KVS_POOL_GRAIN_BYTES, &offset));
+    assert_true(kvs_pool_take(pool, 1, 1, &offset));
+    kvs_pool_give(pool, 0);
+    assert_false(kvs_pool_take(pool, 0, 10 * KVS_POOL_GRAIN_BYTES, &offset));
+    kvs_pool_check(pool);
     kvs_pool_free(pool);
     as_mem_fail_nth(1);
     assert_int_equal(kvs_pool_alloc(10 * KVS_POOL_GRAIN_BYTES, 2, &pool), AS_ERR_NO_MEMORY);
