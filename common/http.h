@@ -88,5 +88,7 @@ void as_http_stream_end(as_http_request_t *request);
 // Adds GET /metrics, /livez and /readyz on a port of their own. `ready` may be NULL (always ready).
 as_status_t as_http_alloc_metrics(as_loop_t *loop, const char *address, bool (*ready)(void *ctx),
                                   void *ctx, as_http_t **http_p) AS_MUST_USE;
+// Of such a port: called before each answer of /metrics, to set gauges that nobody keeps up to date.
+void as_http_metrics_refresh_by(as_http_t *http, void (*refresh)(void *ctx), void *ctx);
 
 #endif

@@ -13,6 +13,8 @@
 typedef struct metrics_port {
     bool (*ready)(void *ctx);
     void *ctx;
+    void (*refresh)(void *ctx);
+    void *refresh_ctx;
 } metrics_port_t;
 
 static void reply_text(as_http_request_t *request, int code, const char *text)
@@ -20,8 +22,11 @@ static void reply_text(as_http_request_t *request, int code, const char *text)
     as_http_reply(request, code, "text/plain; charset=utf-8", text, strlen(text));
 }
 
-static void reply_metrics(as_http_request_t *request)
+static void reply_metrics(const metrics_port_t *port, as_http_request_t *request)
 {
+    if (port->refresh) {
+        port->refresh(port->refresh_ctx);
+    }
     char *text = as_metrics_render();
     if (!text) {
         reply_text(request, MHD_HTTP_SERVICE_UNAVAILABLE, "out of memory: try again later\n");
@@ -46,7 +51,7 @@ static void on_request(void *ctx, as_http_request_t *request, const as_http_call
     if (strcmp(call->method, "GET") != 0 && strcmp(call->method, "HEAD") != 0) {
         reply_wrong_method(request);
     } else if (strcmp(call->path, "/metrics") == 0) {
-        reply_metrics(request);
+        reply_metrics(port, request);
     } else if (strcmp(call->path, "/livez") == 0) {
         reply_text(request, MHD_HTTP_OK, "ok\n");
     } else if (strcmp(call->path, "/readyz") == 0) {
@@ -82,4 +87,11 @@ as_status_t as_http_alloc_metrics(as_loop_t *loop, const char *address, bool (*r
     http->owned = port;
     *http_p = http;
     return AS_OK;
+}
+
+void as_http_metrics_refresh_by(as_http_t *http, void (*refresh)(void *ctx), void *ctx)
+{
+    metrics_port_t *port = http->owned;
+    port->refresh = refresh;
+    port->refresh_ctx = ctx;
 }

@@ -153,6 +153,7 @@ void kvs_store_reload(kvs_store_t *store);
 const char *kvs_store_address(const kvs_store_t *store); // of the data port
 uint64_t kvs_store_node_id(const kvs_store_t *store);
 void kvs_store_stat(const kvs_store_t *store, kvs_stat_t *stat_p);
+void kvs_store_gauge(kvs_store_t *store); // sets the gauges of its metrics
 // One listener; NULL function takes it away. Called from inside the store's work: it must not call
 // back into it.
 void kvs_store_set_listener(kvs_store_t *store, kvs_event_fn fn, void *ctx);

@@ -59,6 +59,11 @@ static void on_drained(void *ctx)
     as_loop_stop(((daemon_t *)ctx)->loop);
 }
 
+static void refresh(void *ctx)
+{
+    kvs_store_gauge(ctx);
+}
+
 static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
 {
     if (!flags->scheduler) {
@@ -136,7 +141,11 @@ static as_status_t start(daemon_t *daemon, const kvs_flags_t *flags)
     if (status == AS_OK) {
         status = as_http_alloc_metrics(daemon->loop, flags->http, NULL, NULL, &daemon->http);
     }
-    return status == AS_OK ? report_to(daemon, flags) : status;
+    if (status == AS_OK) {
+        as_http_metrics_refresh_by(daemon->http, refresh, daemon->store);
+        status = report_to(daemon, flags);
+    }
+    return status;
 }
 
 static void stop(daemon_t *daemon)

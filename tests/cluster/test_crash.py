@@ -1,20 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store that is killed under load: what it has acknowledged as durable is there again, and nothing is ever wrong."""
 import random
+import subprocess
+import time
 
-from crash import FULL, Acknowledged, check, expect_kept, load, start_store
+from crash import FULL, LOAD, Acknowledged, check, expect_kept, load, start_store
+from crowd import SANITIZED, metric
+from harness import END_SECONDS, wait_until
 
 ROUNDS = 100 if FULL else 8
+BLOCKS = 100000 if FULL else 20000  # of 4 KiB on disk
+READY_SECONDS = 10 if SANITIZED else 2
+
+
+class Reader:
+    """Reads these blocks again and again, until its store is gone."""
+
+    def __init__(self, store, numbers):
+        command = [LOAD, "check", store.address["data"], store.address["node_id"]]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.child.stdin.write(" ".join(map(str, numbers * (20000 // len(numbers)))))
+        self.child.stdin.close()
+        self.first = self.child.stdout.readline()
+
+    def end(self):
+        """Whether it was at it when the store went."""
+        words = [self.first.split()[0]] + [line.split()[0] for line in self.child.stdout]
+        self.child.stdout.close()
+        self.child.wait(END_SECONDS)
+        here = words.index("missing") if "missing" in words else len(words)
+        assert "wrong" not in words and "right" not in words[here + 16:]  # but for those in flight
+        return 0 < here < len(words)
 
 
 def test_what_a_killed_store_has_acknowledged_is_there_again(tmp_path):
-    chance, acknowledged = random.Random(1), Acknowledged()
+    chance, acknowledged, read = random.Random(1), Acknowledged(), 0
     for _ in range(ROUNDS):
         store = start_store(tmp_path, tmp_path / "disk")
         expect_kept(store, acknowledged, last=500)
+        reader = Reader(store, acknowledged.durable[-200:]) if acknowledged.durable else None
         load(store, acknowledged, chance.randrange(1, 160), store.kill)
+        read += reader is not None and reader.end()
         store.end()
         store.check()
+    assert read >= ROUNDS // 2
     store = start_store(tmp_path, tmp_path / "disk")
     expect_kept(store, acknowledged)
     assert store.end() == 0
@@ -29,3 +58,29 @@ def test_a_store_that_ends_in_order_keeps_everything(tmp_path):
     store = start_store(tmp_path, tmp_path / "disk")
     assert len(check(store, range(300))["right"]) == 300
     assert store.end() == 0
+
+
+def small(command, store, *arguments, numbers=()):
+    done = subprocess.run([LOAD, "small", command, store.address["data"], store.address["node_id"], *map(str, arguments)],
+                          input=" ".join(map(str, numbers)), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [line.split()[0] for line in done.stdout.splitlines()]
+
+
+def test_a_killed_store_with_many_blocks_is_ready_again_at_once(tmp_path):
+    store = start_store(tmp_path, tmp_path / "disk", "--disk-size=2GiB")
+    for first in range(0, BLOCKS, BLOCKS // 10):
+        assert small("put", store, first, BLOCKS // 10) == ["taken"] * (BLOCKS // 10)
+        wait_until(lambda first=first: metric(store, "disk_stored_blocks") == first + BLOCKS // 10, 120, "they are on disk")
+    store.kill()
+    store.end()
+    begun = time.monotonic()
+    store = start_store(tmp_path, tmp_path / "disk", "--disk-size=2GiB")
+    took = time.monotonic() - begun
+    print(f"{BLOCKS} blocks: ready after {took:.3f} s")
+    assert took < READY_SECONDS
+    assert metric(store, "disk_stored_blocks") == BLOCKS
+    numbers = random.Random(1).sample(range(BLOCKS), 1000)
+    assert small("check", store, numbers=numbers) == ["right"] * 1000
+    assert store.end() == 0
+    store.check()

@@ -27,10 +27,16 @@ static inline void numbered_fill(const as_shape_t *shape, uint32_t number, uint8
     }
 }
 
-// 32 KiB in 4 extents.
+// 8 KiB in 4 extents.
 static inline as_shape_t numbered_shape(void)
 {
     return (as_shape_t){4, 4, 2, 16, 16, AS_ELEMENT_F16};
+}
+
+// 2 KiB in 2 extents: one sector of a disk with its checksums.
+static inline as_shape_t numbered_small_shape(void)
+{
+    return (as_shape_t){2, 2, 1, 16, 16, AS_ELEMENT_F16};
 }
 
 #endif

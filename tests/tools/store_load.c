@@ -6,6 +6,8 @@
 //   store_load check HOST:PORT NODE_ID   reads numbers from stdin; a line for each: "right N",
 //                                        "missing N" or "wrong N"
 //
+// "small" before the command: blocks of 2 KiB, and none of them durable.
+//
 // A block's key and bytes follow from its number alone. Exit code: 0, or 1 when the store was lost.
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +37,7 @@ struct load {
     as_loop_t *loop;
     assay_client_t *client;
     as_shape_t shape;
-    bool checks;
+    bool checks, small;
     uint32_t *numbers; // to do
     uint32_t next, count, busy;
     bool lost;
@@ -68,7 +70,7 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
     (void)node_id;
     slot_t *slot = ctx;
     if (status == AS_OK || status == AS_ERR_EXISTS) {
-        say(slot->number % 2 == 0 ? "durable" : "taken", slot->number);
+        say(!slot->load->small && slot->number % 2 == 0 ? "durable" : "taken", slot->number);
     } else if (status == AS_ERR_CONFLICT) {
         say("conflict", slot->number);
     } else if (status != AS_ERR_BUSY) {
@@ -91,7 +93,7 @@ static as_status_t put(slot_t *slot)
                                    .run_key = key,
                                    .token_count = load->shape.block_tokens,
                                    .block = slot->bytes,
-                                   .durable = slot->number % 2 == 0,
+                                   .durable = !load->small && slot->number % 2 == 0,
                                    .deadline_us = DEADLINE_US,
                                    .on_done = on_put,
                                    .ctx = slot};
@@ -183,7 +185,7 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
 
 static bool begin(load_t *load, const char *address, const char *node_id)
 {
-    load->shape = numbered_shape();
+    load->shape = load->small ? numbered_small_shape() : numbered_shape();
     assay_client_options_t options;
     assay_client_options_init(&options);
     if (as_loop_alloc_uv(&load->loop) != AS_OK) {
@@ -231,8 +233,8 @@ static bool read_arguments(load_t *load, int argc, char **argv)
             load->numbers[load->count] = first + load->count;
         }
     } else {
-        fprintf(stderr, "usage: store_load put HOST:PORT NODE_ID FIRST COUNT\n"
-                        "       store_load check HOST:PORT NODE_ID <numbers\n");
+        fprintf(stderr, "usage: store_load [small] put HOST:PORT NODE_ID FIRST COUNT\n"
+                        "       store_load [small] check HOST:PORT NODE_ID <numbers\n");
         return false;
     }
     return true;
@@ -242,6 +244,9 @@ int main(int argc, char **argv)
 {
     static load_t load;
     as_log_set_level(AS_LOG_ERROR);
+    load.small = argc > 1 && strcmp(argv[1], "small") == 0;
+    argc -= load.small;
+    argv += load.small;
     if (!read_arguments(&load, argc, argv)) {
         return 2;
     }

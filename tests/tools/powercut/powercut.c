@@ -10,7 +10,8 @@
 //   limit BYTES     of the disk; 0: none
 //   fail WHAT N     the next N calls fail with EIO; WHAT: read, write, sync, or catalog: writes and
 //                   syncs of files in a folder of that name
-//   short N         the next N reads and writes move half of what was asked
+//   short N         the next N reads and writes move half of what was asked; how many of them are still to
+//                   come is what .control reads as
 //   readonly 0|1    as after a remount
 //
 // Direct I/O: every read and write of a program comes here. One thread.
@@ -268,8 +269,11 @@ static int on_read(const char *path, char *buffer, size_t bytes, off_t offset,
                    struct fuse_file_info *info)
 {
     const file_t *file = file_of(path, info);
-    if (!file) {
-        return 0; // .control
+    if (!file) { // .control
+        char text[16];
+        int length = snprintf(text, sizeof(text), "%u", shorts);
+        memcpy(buffer, text, offset == 0 && bytes >= sizeof(text) ? (size_t)length : 0);
+        return offset == 0 && bytes >= sizeof(text) ? length : 0;
     }
     if (happens(&fail_reads)) {
         return -EIO;

@@ -458,6 +458,11 @@ static void ask_metrics(as_http_t *metrics, const char *text)
 
 #define GET_CLOSE(path) "GET " path " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
+static void set_to_nine(void *ctx)
+{
+    as_metric_set(ctx, 9);
+}
+
 static void the_metrics_port_answers_scrapers_and_probes(void **state)
 {
     (void)state;
@@ -472,6 +477,9 @@ static void the_metrics_port_answers_scrapers_and_probes(void **state)
     assert_non_null(strstr(answer, "Content-Type: text/plain; version=0.0.4"));
     assert_non_null(
         strstr(answer, "# TYPE assay_test_asked_total counter\nassay_test_asked_total 3\n"));
+    as_http_metrics_refresh_by(metrics, set_to_nine, &metric);
+    ask_metrics(metrics, GET_CLOSE("/metrics"));
+    assert_non_null(strstr(answer, "\nassay_test_asked_total 9\n"));
     ask_metrics(metrics, GET_CLOSE("/livez"));
     assert_int_equal(strncmp(answer, "HTTP/1.1 200 ", 13), 0);
     ask_metrics(metrics, GET_CLOSE("/readyz"));
