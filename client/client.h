@@ -185,6 +185,8 @@ typedef struct assay_put_args {
     // extents have extent_bytes (a multiple of 4), whatever the shape says, which gives the layers.
     const uint32_t *crcs;
     size_t extent_bytes;
+    uint32_t
+        copy_flags; // AS_WIRE_HOT, _PIN_SOFT or _PIN_HARD (proto/wire.h), where the token is a peer's
     // AS_OK and AS_ERR_EXISTS say that a power cut can no longer lose it. AS_ERR_BUSY: also that
     // another writer is at it.
     uint32_t

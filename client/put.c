@@ -303,7 +303,7 @@ static as_status_t send_reserve(assay_call_t *call)
         .tokens = put->args.token_count,
         .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
         .flags = (put->args.durable ? AS_WIRE_DURABLE : 0) |
-                 (put->args.extent_bytes > 0 ? AS_WIRE_COPY : 0),
+                 (put->args.extent_bytes > 0 ? AS_WIRE_COPY | put->args.copy_flags : 0),
         .ttl_ms = put->args.ttl_ms,
         .place = as_key_hash(&put->args.run_key),
         .tenant = put->args.tenant,

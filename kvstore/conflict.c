@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a RESERVE meets: whether it can be at all, and what is here under its key. A key names its bytes, so a second put of it brings the same ones: then it has
-// nothing to send. Other bytes under the same key are a fault of some worker (its memory, its build,
-// its numerics) that no reader could see: the first put stays, the second is told, and it is counted.
+// What a RESERVE meets: whether it can be at all, and what is here under its key. A key names its bytes, so
+// a second put of it brings the same ones: then it has nothing to send. Other bytes under the same key are a
+// fault of some worker (its memory, its build, its numerics) that no reader could see: the first put stays,
+// the second is told, and it is counted.
 //
-// Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of
-// the block on disk. A block that is on disk only is not in the way: it is put into RAM again, unless
-// another store brings it as a copy, which it is already. A writer may yet give up: so one that counts
-// copies is not told EXISTS on its account, but to come again.
+// Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of the
+// block on disk. A block that is on disk only is not in the way: it is put into RAM again, unless another
+// store brings it as a copy, which it is already (but a pinned one belongs into RAM). A writer may yet give
+// up: so one that counts copies is not told EXISTS on its account, but to come again.
 #include "common/log.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
 #define TELL_US 10000000u // a line in the log at most so often
 
 as_status_t kvs_reserve_check(const as_wire_reserve_t *ask)
 {
-    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY)) != 0) {
+    const uint32_t of_copies = AS_WIRE_HOT | AS_WIRE_PINS;
+    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY | of_copies)) != 0 ||
+        ((ask->flags & of_copies) != 0 && !(ask->flags & AS_WIRE_COPY)) ||
+        (ask->flags & AS_WIRE_PINS) == AS_WIRE_PINS) {
         return AS_ERR_INVALID;
     }
     if ((ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED) || ask->layers == 0 ||
@@ -33,7 +38,8 @@ as_status_t kvs_reserve_check(const as_wire_reserve_t *ask)
 static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
 {
     const kvs_spec_t spec = {.key = ask->key, .kind = (uint16_t)ask->kind, .tenant = ask->tenant};
-    const kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
+    kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
+    bool is_copy = ask->flags & AS_WIRE_COPY;
     uint32_t digest;
     if (block) {
         bool same_shape = block->layers == ask->layers &&
@@ -42,22 +48,24 @@ static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
         if (!same_shape || digest != ask->digest) {
             return AS_ERR_CONFLICT;
         }
-        if (!(ask->flags & AS_WIRE_COPY)) { // another store only asks
+        if (is_copy) { // another store only asks
+            kvs_copy_pin(store, block, ask->flags);
+        } else {
             kvs_suspect(store, block);
         }
         return AS_ERR_EXISTS;
     }
-    bool is_copy = ask->flags & AS_WIRE_COPY;
     if (kvs_puts_digest(store->puts, &spec, &digest)) {
         return digest != ask->digest ? AS_ERR_CONFLICT : is_copy ? AS_ERR_BUSY : AS_ERR_EXISTS;
     }
     if (!kvs_tier_digest(store, &spec, &digest)) {
         return AS_OK;
     }
-    return digest != ask->digest ? AS_ERR_CONFLICT : is_copy ? AS_ERR_EXISTS : AS_OK;
+    bool is_enough = is_copy && (ask->flags & AS_WIRE_PINS) == 0; // pins are of RAM
+    return digest != ask->digest ? AS_ERR_CONFLICT : is_enough ? AS_ERR_EXISTS : AS_OK;
 }
 
-as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
+static as_status_t conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
 {
     kvs_expire_key(store, &ask->key, kvs_realm(ask->tenant, ask->kind));
     as_status_t status = compare(store, ask);
@@ -78,4 +86,22 @@ as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
             (unsigned long long)store->counted.conflicts);
     }
     return AS_ERR_CONFLICT;
+}
+
+as_status_t kvs_reserve_meets(kvs_store_t *store, const as_wire_reserve_t *ask,
+                              const kvs_spec_t *spec)
+{
+    as_status_t status = conflict_check(store, ask);
+    if (status != AS_OK) {
+        return status;
+    }
+    if (ask->flags & AS_WIRE_COPY) {
+        status = kvs_copy_check(store, spec, ask->flags);
+    } else {
+        kvs_drops_forget(store, spec);
+    }
+    if (status == AS_OK && kvs_image_bytes(spec) > kvs_pool_bytes(store->pool)) {
+        status = AS_ERR_LIMIT;
+    }
+    return status == AS_OK ? kvs_quota_room(store, spec) : status;
 }

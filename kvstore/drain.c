@@ -5,12 +5,14 @@
 //
 //   TELLING  the scheduler is told, so that nothing more is placed here; its answer says who is left.
 //            From now on RESERVE is refused. Reads are served until the end.
-//   HANDING  blocks go out, most recently used first and none before its parents, as many at a time as
-//            may be under way. What a store could not take is tried again with the next round.
+//   HANDING  blocks go out, pinned ones, then most recently used ones first and none before its parents,
+//            as many at a time as may be under way. What a store could not take is tried again with the
+//            next round.
 //   PARTING  all is handed over, or the time is over, or there is nobody to hand to. Readers get a
 //            moment to let go of what they read; the scheduler is told that this store is gone.
 //   OVER     the owner is told, and ends the store.
 //
+// How hot a block is, and what operators have pinned, goes along (copies.c); what is pinned goes first.
 // What a block's other stores have already they say (peers.c): so only what has too few copies is sent.
 // What they refuse for good (dropped there lately, too large, other bytes) is not tried again.
 // Blocks that are on disk only stay there, for a later start.
@@ -57,11 +59,15 @@ static uint64_t now(const kvs_drain_t *drain)
 typedef struct used {
     uint32_t id;
     uint32_t used;
+    uint32_t guard;
 } used_t;
 
-static int newest_first(const void *left, const void *right)
+static int pinned_then_newest_first(const void *left, const void *right)
 {
     const used_t *a = left, *b = right;
+    if (a->guard != b->guard) {
+        return a->guard < b->guard ? 1 : -1;
+    }
     return a->used < b->used ? 1 : a->used > b->used ? -1 : 0;
 }
 
@@ -99,12 +105,13 @@ static as_status_t order_make(kvs_drain_t *drain)
     for (uint32_t id = 0; status == AS_OK && id < all; id++) {
         const kvs_block_t *block = kvs_index_at(index, id);
         if (is_wanted(block) && (!drain->listing_late || block->sealed_us >= drain->handing_us)) {
-            blocks[count++] = (used_t){id, block->used};
+            blocks[count++] = (used_t){id, block->used, block->guard};
             drain->stat.bytes += kvs_block_bytes(block);
+            drain->stat.pinned_blocks += block->guard != KVS_GUARD_NONE;
         }
     }
     if (status == AS_OK) {
-        qsort(blocks, count, sizeof(*blocks), newest_first);
+        qsort(blocks, count, sizeof(*blocks), pinned_then_newest_first);
     }
     for (uint32_t i = 0; i < count; i++) {
         order_add(drain, blocks[i].id, is_in);
@@ -146,6 +153,10 @@ static void part(kvs_drain_t *drain, const char *why)
             why, (unsigned long long)stat->took_us / 1000, (unsigned long long)stat->blocks,
             (unsigned long long)stat->handed_blocks, (unsigned long long)stat->kept_blocks,
             (unsigned long long)(stat->blocks - stat->handed_blocks - stat->kept_blocks));
+    if (stat->handed_pins < stat->pinned_blocks) {
+        AS_WARN("drain", "of %llu pinned blocks only %llu are pinned at other stores now",
+                (unsigned long long)stat->pinned_blocks, (unsigned long long)stat->handed_pins);
+    }
     as_timer_start(drain->timer, 0);
 }
 
@@ -199,6 +210,8 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_
         drain->order[drain->again++] = kvs_index_id(store->index, block);
         kvs_report_beat(store->report); // is that store still there?
     }
+    bool is_kept = status == AS_OK || status == AS_ERR_EXISTS;
+    stat->handed_pins += is_kept && block->guard != KVS_GUARD_NONE;
     if (drain->again == again) {
         drain->progress_us = now(drain);
     }

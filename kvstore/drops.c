@@ -128,20 +128,11 @@ bool kvs_drops_has(kvs_store_t *store, const kvs_spec_t *spec)
            has(drops, hash_of(&spec->namespace_key, spec->tenant, OWNER_KIND));
 }
 
-static void forget(kvs_store_t *store, const kvs_spec_t *spec)
+void kvs_drops_forget(kvs_store_t *store, const kvs_spec_t *spec)
 {
     uint64_t hash = hash_of(&spec->key, spec->tenant, ANY_KIND);
     for (uint32_t i = 0; i < 2; i++) {
         uint64_t *slot = slot_of(&store->drops->tables[i], hash);
         *slot = *slot == hash ? TAKEN : *slot;
     }
-}
-
-as_status_t kvs_drops_check(kvs_store_t *store, const kvs_spec_t *spec, bool is_copy)
-{
-    if (!is_copy) {
-        forget(store, spec);
-        return AS_OK;
-    }
-    return kvs_drops_has(store, spec) ? AS_ERR_NOT_FOUND : AS_OK;
 }

@@ -54,10 +54,10 @@ void kvs_ghosts_free(kvs_ghosts_t *ghosts)
     as_mem_free(ghosts);
 }
 
-static uint32_t *bucket_of(kvs_ghosts_t *ghosts, const as_key_t *key)
+static uint32_t bucket_of(const kvs_ghosts_t *ghosts, const as_key_t *key)
 {
     uint64_t high = as_key_hash(key) >> 32;
-    return &ghosts->slots[(high * ghosts->buckets >> 32) * WAYS];
+    return (uint32_t)(high * ghosts->buckets >> 32) * WAYS;
 }
 
 static uint32_t bits_of(const as_key_t *key)
@@ -76,7 +76,7 @@ void kvs_ghosts_add(kvs_ghosts_t *ghosts, const as_key_t *key, kvs_queue_t queue
 {
     AS_ASSERT(blocks > 0);
     queue = queue == KVS_SMALL ? KVS_SMALL : KVS_MAIN;
-    uint32_t *slots = bucket_of(ghosts, key), bits = bits_of(key);
+    uint32_t *slots = &ghosts->slots[bucket_of(ghosts, key)], bits = bits_of(key);
     uint32_t *to = &slots[0];
     for (uint32_t i = 0; i < WAYS; i++) {
         if (slots[i] == 0 || slots[i] >> 16 == bits) {
@@ -105,7 +105,7 @@ static void learn(kvs_ghosts_t *ghosts, kvs_queue_t queue)
 
 kvs_queue_t kvs_ghosts_admit(kvs_ghosts_t *ghosts, const as_key_t *key)
 {
-    uint32_t *slots = bucket_of(ghosts, key), bits = bits_of(key);
+    uint32_t *slots = &ghosts->slots[bucket_of(ghosts, key)], bits = bits_of(key);
     for (uint32_t i = 0; i < WAYS; i++) {
         if (slots[i] >> 16 != bits) {
             continue;
@@ -123,6 +123,17 @@ kvs_queue_t kvs_ghosts_admit(kvs_ghosts_t *ghosts, const as_key_t *key)
         return KVS_MAIN;
     }
     return KVS_SMALL;
+}
+
+bool kvs_ghosts_has(const kvs_ghosts_t *ghosts, const as_key_t *key)
+{
+    const uint32_t *slots = &ghosts->slots[bucket_of(ghosts, key)];
+    for (uint32_t i = 0; i < WAYS; i++) {
+        if (slots[i] >> 16 == bits_of(key)) {
+            return age_of(ghosts, slots[i]) < LIFE_TICKS;
+        }
+    }
+    return false;
 }
 
 uint64_t kvs_ghosts_hits(const kvs_ghosts_t *ghosts)

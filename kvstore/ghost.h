@@ -4,6 +4,7 @@
 #ifndef KVS_GHOST_H
 #define KVS_GHOST_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include "common/block.h"
 #include "common/status.h"
@@ -21,6 +22,7 @@ void kvs_ghosts_free(kvs_ghosts_t *ghosts); // NULL is fine
 void kvs_ghosts_add(kvs_ghosts_t *ghosts, const as_key_t *key, kvs_queue_t queue, uint32_t blocks);
 // A block comes: the queue that it belongs to. Forgets its ghost.
 kvs_queue_t kvs_ghosts_admit(kvs_ghosts_t *ghosts, const as_key_t *key);
+bool kvs_ghosts_has(const kvs_ghosts_t *ghosts, const as_key_t *key);
 uint64_t kvs_ghosts_hits(const kvs_ghosts_t *ghosts); // blocks that came back
 // The part of `bytes` that the small queue may have.
 size_t kvs_ghosts_small_bytes(const kvs_ghosts_t *ghosts, size_t bytes);

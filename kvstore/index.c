@@ -403,14 +403,26 @@ static void children_remove(kvs_index_t *index, kvs_block_t *block)
     }
 }
 
-void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
+static void seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
 {
     AS_ASSERT(block->state == KVS_FILLING && block->pins == 0);
     set_state(index, block, KVS_SEALED);
     block->sealed_us = now_us;
     block->used = ++index->uses;
     children_insert(index, block);
+}
+
+void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us)
+{
+    seal(index, block, now_us);
     kvs_order_enter(index, block);
+    tell(index, KVS_BLOCK_ADDED, block);
+}
+
+void kvs_index_seal_copy(kvs_index_t *index, kvs_block_t *block, uint64_t now_us, bool is_hot)
+{
+    seal(index, block, now_us);
+    kvs_order_enter_copy(index, block, is_hot);
     tell(index, KVS_BLOCK_ADDED, block);
 }
 
@@ -465,6 +477,7 @@ void kvs_index_unpin(kvs_index_t *index, kvs_block_t *block)
 void kvs_index_lease(kvs_index_t *index, kvs_block_t *block)
 {
     AS_ASSERT(block->state == KVS_SEALED);
+    kvs_order_use(index, block);
     block->leases++;
     block->used = ++index->uses;
     block->uses += block->uses < UINT32_MAX;

@@ -70,7 +70,8 @@ typedef struct kvs_block {
     uint16_t layers, tokens;
     uint8_t kind;
     uint8_t state;     // kvs_state_t
-    uint8_t heat;      // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint8_t heat : 4;  // recent uses, at most KVS_HEAT_MAX; evict.c takes them away
+    uint8_t given : 4; // a hot copy of another store's that nobody has used here
     uint8_t queue : 4; // kvs_queue_t, while SEALED
     uint8_t guard : 4; // kvs_guard_t
     uint32_t grain;    // where it begins in the pool: the extents, then a checksum for each
@@ -140,6 +141,10 @@ as_status_t kvs_index_reserve(kvs_index_t *index, const kvs_spec_t *spec,
                               kvs_block_t **block_p) AS_MUST_USE;
 void kvs_index_fill(kvs_index_t *index, kvs_block_t *block);                  // RESERVED -> FILLING
 void kvs_index_seal(kvs_index_t *index, kvs_block_t *block, uint64_t now_us); // FILLING -> SEALED
+// The same of a copy from another store: nobody has asked for it here. A hot one goes into the main queue,
+// as long as those which nobody has used here yet are less than a KVS_GIVEN_PART of the pool.
+#define KVS_GIVEN_PART 4u
+void kvs_index_seal_copy(kvs_index_t *index, kvs_block_t *block, uint64_t now_us, bool is_hot);
 // Any but ABSENT and DYING -> DYING, and ABSENT at once when nothing holds it: the pointer is dead
 // then.
 void kvs_index_doom(kvs_index_t *index, kvs_block_t *block);
@@ -170,5 +175,7 @@ kvs_block_t *kvs_index_child(const kvs_index_t *index,
                              const kvs_block_t *parent);      // a SEALED one, or NULL
 void kvs_index_evict(kvs_index_t *index, kvs_block_t *block); // as kvs_index_doom; leaves a ghost
 const kvs_ghosts_t *kvs_index_ghosts(const kvs_index_t *index);
+bool kvs_index_was_evicted(const kvs_index_t *index, const as_key_t *key,
+                           uint32_t tenant); // lately
 
 #endif

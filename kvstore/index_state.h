@@ -22,6 +22,7 @@ struct kvs_index {
     kvs_ghosts_t *ghosts;
     kvs_accounts_t *accounts;
     size_t guarded_bytes[KVS_GUARD_HARD + 1];
+    size_t given_bytes;
     uint32_t counts[KVS_DYING + 1];
     uint64_t pins;
     uint32_t mortals;
@@ -35,8 +36,10 @@ static inline kvs_block_t *kvs_block_at(const kvs_index_t *index, uint32_t id)
     return &index->blocks[id];
 }
 
-// order.c: a block becomes SEALED, and is so no longer.
+// order.c: a block becomes SEALED, put here or as a copy; somebody uses it; it is so no longer.
 void kvs_order_enter(kvs_index_t *index, kvs_block_t *block);
+void kvs_order_enter_copy(kvs_index_t *index, kvs_block_t *block, bool is_hot);
+void kvs_order_use(kvs_index_t *index, kvs_block_t *block);
 void kvs_order_leave(kvs_index_t *index, kvs_block_t *block);
 
 #endif

@@ -134,7 +134,8 @@ typedef struct kvs_drain_stat {
     uint64_t took_us;
     uint64_t blocks, bytes; // to hand over, when it began
     uint64_t handed_blocks, handed_bytes;
-    uint64_t kept_blocks; // of which other stores had copies enough
+    uint64_t kept_blocks;                // of which other stores had copies enough
+    uint64_t pinned_blocks, handed_pins; // by operators; pinned there now
 } kvs_drain_stat_t;
 
 // What became of a block: for the scheduler's directory, by the key that it has there (as_key_scope).

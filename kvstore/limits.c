@@ -140,7 +140,7 @@ as_status_t kvs_store_set_quota(kvs_store_t *store, const kvs_owner_t *owner, si
 
 // ---- pins
 
-static as_status_t pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard)
+as_status_t kvs_pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard)
 {
     size_t most = percent_of(kvs_pool_bytes(store->pool), store->options.pin_percent);
     size_t hard = kvs_index_guarded_bytes(store->index, KVS_GUARD_HARD);
@@ -159,7 +159,7 @@ as_status_t kvs_store_pin(kvs_store_t *store, const as_key_t *key, uint32_t tena
     for (uint32_t kind = AS_WIRE_FULL; kind <= AS_WIRE_SEALED; kind++) {
         kvs_block_t *block = kvs_index_find(store->index, key, kvs_realm(tenant, kind));
         if (block) {
-            as_status_t one = pin(store, block, guard);
+            as_status_t one = kvs_pin(store, block, guard);
             status = status == AS_ERR_LIMIT ? status : one;
         }
     }

@@ -70,23 +70,40 @@ static void own_remove(kvs_index_t *index, kvs_block_t *block)
 }
 
 // By which its ghost is remembered: another one for each tenant.
-static as_key_t ghost_of(const kvs_block_t *block)
+static as_key_t ghost_of(const as_key_t *of, uint32_t tenant)
 {
-    as_key_t key = block->key;
-    uint64_t hash = kvs_realm_hash(kvs_realm(block->tenant, 0), &key);
+    as_key_t key = *of;
+    uint64_t hash = kvs_realm_hash(kvs_realm(tenant, 0), of);
     memcpy(key.bytes, &hash, sizeof(hash));
     return key;
 }
 
 void kvs_order_enter(kvs_index_t *index, kvs_block_t *block)
 {
-    as_key_t ghost = ghost_of(block);
+    as_key_t ghost = ghost_of(&block->key, block->tenant);
     order_insert(index, block, kvs_ghosts_admit(index->ghosts, &ghost), true);
     own_insert(index, block, true);
 }
 
+void kvs_order_enter_copy(kvs_index_t *index, kvs_block_t *block, bool is_hot)
+{
+    size_t most = kvs_pool_bytes(index->options.pool) / KVS_GIVEN_PART;
+    bool is_given = is_hot && index->given_bytes + kvs_block_bytes(block) <= most;
+    block->given = is_given;
+    index->given_bytes += is_given ? kvs_block_bytes(block) : 0;
+    order_insert(index, block, is_given ? KVS_MAIN : KVS_SMALL, true);
+    own_insert(index, block, true);
+}
+
+void kvs_order_use(kvs_index_t *index, kvs_block_t *block)
+{
+    index->given_bytes -= block->given ? kvs_block_bytes(block) : 0;
+    block->given = 0; // it has earned its place here, or goes
+}
+
 void kvs_order_leave(kvs_index_t *index, kvs_block_t *block)
 {
+    kvs_order_use(index, block);
     kvs_index_guard(index, block, KVS_GUARD_NONE);
     order_remove(index, block);
     own_remove(index, block);
@@ -100,6 +117,7 @@ void kvs_index_guard(kvs_index_t *index, kvs_block_t *block, kvs_guard_t guard)
     if (block->guard == guard) {
         return;
     }
+    kvs_order_use(index, block);
     index->guarded_bytes[block->guard] -= block->guard ? kvs_block_bytes(block) : 0;
     index->guarded_bytes[guard] += guard ? kvs_block_bytes(block) : 0;
     block->guard = guard;
@@ -166,7 +184,7 @@ void kvs_index_make_oldest(kvs_index_t *index, kvs_block_t *block, kvs_queue_t q
 void kvs_index_evict(kvs_index_t *index, kvs_block_t *block)
 {
     AS_ASSERT(block->state == KVS_SEALED);
-    as_key_t ghost = ghost_of(block);
+    as_key_t ghost = ghost_of(&block->key, block->tenant);
     kvs_ghosts_add(index->ghosts, &ghost, block->queue, index->counts[KVS_SEALED]);
     kvs_index_doom(index, block);
 }
@@ -174,6 +192,12 @@ void kvs_index_evict(kvs_index_t *index, kvs_block_t *block)
 const kvs_ghosts_t *kvs_index_ghosts(const kvs_index_t *index)
 {
     return index->ghosts;
+}
+
+bool kvs_index_was_evicted(const kvs_index_t *index, const as_key_t *key, uint32_t tenant)
+{
+    as_key_t ghost = ghost_of(key, tenant);
+    return kvs_ghosts_has(index->ghosts, &ghost);
 }
 
 void kvs_index_cool(kvs_block_t *block)

@@ -278,6 +278,15 @@ static push_t *push_make(kvs_store_t *store, const kvs_spec_t *spec, as_status_t
     return push;
 }
 
+// What a store that is about to end says of a block.
+static uint32_t flags_of(const kvs_block_t *block)
+{
+    uint32_t pin = block->guard == KVS_GUARD_HARD   ? AS_WIRE_PIN_HARD
+                   : block->guard == KVS_GUARD_SOFT ? AS_WIRE_PIN_SOFT
+                                                    : 0;
+    return pin | (block->heat > 0 ? AS_WIRE_HOT : 0);
+}
+
 static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_t *image)
 {
     kvs_store_t *store = push->store;
@@ -297,6 +306,7 @@ static as_status_t push_start(push_t *push, const kvs_spec_t *spec, const uint8_
         .block = image,
         .crcs = (const uint32_t *)(const void *)(image + kvs_image_crcs_at(spec)),
         .extent_bytes = spec->extent_bytes,
+        .copy_flags = push->block && kvs_drain_is_on(store) ? flags_of(push->block) : 0,
         .tenant = spec->tenant,
         .ttl_ms = left_ms < UINT32_MAX ? (uint32_t)left_ms : UINT32_MAX,
         .replicas = push->asked,

@@ -28,6 +28,7 @@
 #include "common/checksum.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
 #define NONE UINT32_MAX
@@ -52,7 +53,7 @@ typedef struct put {
     kvs_conn_t *conn;
     kvs_block_t *block;  // NULL when DEAD, STORING or AFFIRMING
     uint32_t digest;     // that RESERVE promised
-    bool is_copy;        // another store hands it over
+    uint32_t flags;      // of RESERVE
     kvs_block_t *pinned; // while the network writes to it, also when DEAD
     uint64_t began_us, deadline_us;
     bool commit_asked; // a COMMIT came: nothing more is taken
@@ -274,7 +275,7 @@ void kvs_puts_end_dropped(kvs_puts_t *puts)
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
         put_t *put = &puts->slots[slot];
         left -= put->state != FREE;
-        if (put->state == FREE || !put->is_copy || !put->block) {
+        if (put->state == FREE || !(put->flags & AS_WIRE_COPY) || !put->block) {
             continue;
         }
         const kvs_spec_t spec = kvs_index_spec(puts->store->index, put->block);
@@ -311,30 +312,19 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t
         return AS_ERR_BUSY;
     }
     const kvs_spec_t spec = spec_of(store, ask);
-    status = kvs_conflict_check(store, ask);
-    if (status == AS_OK) {
-        status = kvs_drops_check(store, &spec, ask->flags & AS_WIRE_COPY);
-    }
-    if (status != AS_OK) {
-        return status;
-    }
-    size_t bytes = (size_t)spec.layers * (spec.extent_bytes + sizeof(uint32_t));
-    if (bytes > kvs_pool_bytes(store->pool)) {
-        return AS_ERR_LIMIT;
-    }
-    status = kvs_quota_room(store, &spec);
+    status = kvs_reserve_meets(store, ask, &spec);
     if (status != AS_OK) {
         return status;
     }
     kvs_block_t *block;
     status = kvs_index_reserve(store->index, &spec, &block);
     if (status == AS_ERR_BUSY) {
-        kvs_store_evict_soon(store, bytes);
+        kvs_store_evict_soon(store, kvs_image_bytes(&spec));
     }
     if (status == AS_OK) {
         *put_p = put_take(conn, block);
         (*put_p)->digest = ask->digest;
-        (*put_p)->is_copy = ask->flags & AS_WIRE_COPY;
+        (*put_p)->flags = ask->flags;
         kvs_store_evict_soon(store, 0);
         kvs_quota_watch(store, block);
     }
@@ -537,7 +527,11 @@ static void put_succeed(put_t *put)
     uint64_t now_us = as_loop_now_us(store->options.loop);
     kvs_block_t *block = put->block;
     memcpy(kvs_index_crcs(store->index, block), put->crcs, block->layers * sizeof(uint32_t));
-    kvs_index_seal(store->index, block, now_us);
+    if (put->flags & AS_WIRE_COPY) {
+        kvs_copy_seal(store, block, put->flags);
+    } else {
+        kvs_index_seal(store->index, block, now_us);
+    }
     if (block->expires_us != 0) {
         kvs_store_watch(store);
     }

@@ -12,6 +12,7 @@
 //
 // Asking is handing over (peers.c): a store that has the block says so and nothing is sent. So the
 // first holder by rank does the work, no copy is sent twice, and nobody keeps a list of who has what.
+// A store that is full and has evicted the block lately refuses it, and is not asked again (copies.c).
 // What is sent and asked is paced, all copies of a block counted. When the stores change meanwhile, it goes all the way round
 // from where it was: so that stores which come and go do not keep it among the same first blocks. While there
 // are fewer stores than copies, it is owed, and done once there are more.

@@ -451,7 +451,10 @@ static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_m
 static void serve_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
 {
     as_wire_reserve_t of_tenant = *ask;
-    if (kvs_admit_tenant(conn, ask->tenant, &of_tenant.tenant)) {
+    bool is_kept = ask->flags & (AS_WIRE_HOT | AS_WIRE_PINS);
+    if (is_kept && !(conn->rights & AS_TOKEN_PEER)) {
+        kvs_conn_offend(conn, "a RESERVE of another store");
+    } else if (kvs_admit_tenant(conn, ask->tenant, &of_tenant.tenant)) {
         kvs_put_reserve(conn, &of_tenant);
     } else {
         kvs_conn_offend(conn, "a RESERVE in the name of a tenant");

@@ -147,6 +147,15 @@ static size_t percent_of_pool(const kvs_store_t *store, uint32_t percent)
     return kvs_pool_bytes(store->pool) * percent / 100;
 }
 
+bool kvs_store_is_full(const kvs_store_t *store, size_t bytes)
+{
+    uint32_t low = store->options.evict_low_percent;
+    uint64_t max = kvs_index_blocks_max(store->index);
+    uint64_t entries = max - kvs_index_unused(store->index);
+    return kvs_pool_used(store->pool) + bytes > percent_of_pool(store, low) ||
+           (entries + 1) * 100 > max * low;
+}
+
 static void on_evict(void *ctx)
 {
     kvs_store_t *store = ctx;

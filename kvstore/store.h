@@ -175,7 +175,7 @@ struct kvs_store {
     as_task_t quota_evict;
     uint64_t epoch_us; // what the store's clock is ahead of the loop's
     uint32_t expiry_cursor, expiry_disk_cursor;
-    uint64_t conflict_told_us;
+    uint64_t conflict_told_us, soft_told_us;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
 };
@@ -185,6 +185,9 @@ void kvs_store_watch(
     kvs_store_t *store); // there is a lease or reservation: sweep until there is none
 void kvs_store_evict_soon(kvs_store_t *store,
                           size_t wanted_bytes); // when above the high mark, or for wanted_bytes
+// Whether with so many bytes more it is fuller than eviction leaves it.
+bool kvs_store_is_full(const kvs_store_t *store, size_t bytes);
+void kvs_store_gauge(kvs_store_t *store);
 static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t amount)
 {
     *counter += amount;
@@ -249,13 +252,19 @@ void kvs_drops_key(kvs_store_t *store, const as_key_t *key, uint32_t tenant);
 void kvs_drops_owner(kvs_store_t *store, const kvs_owner_t *owner);
 void kvs_drops_all(kvs_store_t *store);
 bool kvs_drops_has(kvs_store_t *store, const kvs_spec_t *spec);
-// Of a RESERVE. AS_ERR_NOT_FOUND: a copy of what was dropped. Put by a worker it is no longer dropped.
-as_status_t kvs_drops_check(kvs_store_t *store, const kvs_spec_t *spec, bool is_copy) AS_MUST_USE;
+void kvs_drops_forget(kvs_store_t *store, const kvs_spec_t *spec); // a worker puts it again
+
+// copies.c: whether a copy from another store is taken. AS_ERR_NOT_FOUND: it was dropped lately;
+// AS_ERR_LIMIT: it was evicted lately. `flags` of RESERVE.
+as_status_t kvs_copy_check(kvs_store_t *store, const kvs_spec_t *spec, uint32_t flags) AS_MUST_USE;
+void kvs_copy_seal(kvs_store_t *store, kvs_block_t *block, uint32_t flags);
+void kvs_copy_pin(kvs_store_t *store, kvs_block_t *block, uint32_t flags); // it was here
 
 // conflict.c: what a RESERVE meets. Whether its figures are within all limits.
 as_status_t kvs_reserve_check(const as_wire_reserve_t *ask) AS_MUST_USE;
-// AS_OK: nobody has the key.
-as_status_t kvs_conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask) AS_MUST_USE;
+// AS_OK: nobody has the key, and it may be taken.
+as_status_t kvs_reserve_meets(kvs_store_t *store, const as_wire_reserve_t *ask,
+                              const kvs_spec_t *spec) AS_MUST_USE;
 // The digest that another writer of the block promised.
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
 
@@ -264,7 +273,8 @@ as_status_t kvs_quotas_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_quotas_free(kvs_store_t *store);
 void kvs_quotas_reload(kvs_store_t *store);
 
-// limits.c: quotas of owners.
+// limits.c: pins, quotas of owners. AS_ERR_LIMIT: hard pins have their share of the pool.
+as_status_t kvs_pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard) AS_MUST_USE;
 void kvs_quota_on_evict(void *store);
 // Whether a block fits into its owner's quota; evicts for it when not. AS_ERR_LIMIT: it never does.
 as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec) AS_MUST_USE;

@@ -72,7 +72,12 @@ typedef enum as_wire_type {
 typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
 enum {
     AS_WIRE_DURABLE = 1u, // flag of RESERVE and COMMIT
-    AS_WIRE_COPY = 2u     // flag of RESERVE
+    // flags of RESERVE
+    AS_WIRE_COPY = 2u,
+    AS_WIRE_HOT = 4u,
+    AS_WIRE_PIN_SOFT = 8u,
+    AS_WIRE_PIN_HARD = 16u,
+    AS_WIRE_PINS = AS_WIRE_PIN_SOFT | AS_WIRE_PIN_HARD
 };
 
 // How urgent an ask is (of READ): a store serves the classes of a connection by weighted turns, the
@@ -301,7 +306,9 @@ _Static_assert(offsetof(as_wire_data_t, offset) == 20, "layout on the wire");
 //    124     4  tokens
 //    128     4  digest: CRC32C over the key and the checksums that COMMIT will bring
 //    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block;
-//               2, copy: from another store, EXISTS also where the block is on disk only
+//               2, copy: from another store, EXISTS also where the block is on disk only.
+//               Of a peer's copy, whose store is about to end: 4, hot: it was used lately, and is taken
+//               where it was evicted lately; one of 8, soft, and 16, hard: it was pinned there
 //    136     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
 //    140     4  tenant, of a peer's block; else 0
 //    144     8  place: the first 8 bytes of the key that places its run (as_key_hash)
@@ -327,7 +334,8 @@ _Static_assert(offsetof(as_wire_reserve_t, place) == 144, "layout on the wire");
 // RESERVED
 //     16     4  status: EXISTS when the block is there or is being written by another, CONFLICT when
 //               that one has another digest; a durable one or a copy that is being written is BUSY;
-//               NOT_FOUND to a copy of a block that was dropped lately
+//               NOT_FOUND to a copy of a block that was dropped lately, LIMIT of one that was evicted
+//               lately by a store that is full
 //     20     4  time until the reservation expires, ms
 //     24     8  ticket
 typedef struct as_wire_reserved {

@@ -108,12 +108,14 @@ static void print(const Assay__NodeStat *node, const Assay__StoreDrainReply *rep
     const char *name = node->name[0] ? node->name : node->data_address;
     if (as_json) {
         json_t *object =
-            json_pack("{s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store", name,
+            json_pack("{s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store", name,
                       "running", reply->running, "is_over", reply->is_over, "took_us",
                       (json_int_t)reply->took_us, "blocks", (json_int_t)reply->blocks, "bytes",
                       (json_int_t)reply->bytes, "handed_blocks", (json_int_t)reply->handed_blocks,
                       "handed_bytes", (json_int_t)reply->handed_bytes, "kept_blocks",
-                      (json_int_t)reply->kept_blocks, "left_blocks", (json_int_t)left_of(reply));
+                      (json_int_t)reply->kept_blocks, "left_blocks", (json_int_t)left_of(reply),
+                      "pinned_blocks", (json_int_t)reply->pinned_blocks, "handed_pins",
+                      (json_int_t)reply->handed_pins);
         json_dumpf(object, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(object);
@@ -126,6 +128,10 @@ static void print(const Assay__NodeStat *node, const Assay__StoreDrainReply *rep
                cli_duration((double)reply->took_us / 1e3), reply->handed_blocks, reply->blocks,
                cli_bytes((double)reply->handed_bytes), reply->kept_blocks, left_of(reply),
                reply->is_over ? "ended with it" : "to go");
+        if (reply->is_over && reply->handed_pins < reply->pinned_blocks) {
+            printf("%s: %" PRIu64 " of %" PRIu64 " pinned blocks are pinned nowhere else now\n",
+                   name, reply->pinned_blocks - reply->handed_pins, reply->pinned_blocks);
+        }
     }
 }
 

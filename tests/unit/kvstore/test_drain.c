@@ -149,6 +149,117 @@ static void the_hottest_go_first_and_parents_before_children(void **state)
     }
 }
 
+static kvs_block_t *block_at(uint32_t store, uint32_t i)
+{
+    return kvs_index_find(world.stores[store]->index, &world.keys[i], AS_WIRE_FULL);
+}
+
+static void begin_small(size_t ram_bytes, uint32_t replicas)
+{
+    world_options_t options = world_defaults(true);
+    options.stores = 2;
+    options.store.ram_bytes = ram_bytes;
+    as_log_set_level(AS_LOG_ERROR);
+    peers_open(&options, replicas);
+    put_chain(&world, 64);
+}
+
+// Reads the first blocks of each run that the store has.
+static void use(uint32_t store, uint32_t count)
+{
+    uint64_t ids[AS_RUN_BLOCKS];
+    for (uint32_t n = 0; n < AS_RUN_BLOCKS; n++) {
+        ids[n] = kvs_store_node_id(world.stores[store]);
+    }
+    for (uint32_t i = 0; i < 64; i += AS_RUN_BLOCKS) {
+        if (peers_has(store, i)) {
+            fetch_result_t result =
+                fetch_chain(&world, (fetch_ask_t){.first = i, .count = count, .node_ids = ids});
+            assert_int_equal(result.status, AS_OK);
+        }
+    }
+}
+
+// Else they would be the first to go, before what nobody has asked for at the other store either.
+static void what_was_used_is_not_new_where_it_goes_to(void **state)
+{
+    (void)state;
+    begin_small(16u << 20, 1);
+    uint32_t from = fullest();
+    bool had[64];
+    for (uint32_t i = 0; i < 64; i++) {
+        had[i] = peers_has(from, i);
+    }
+    use(from, 4);
+    drain(from, 30 * S);
+    for (uint32_t i = 0; i < 64; i++) {
+        bool is_used = had[i] && i % AS_RUN_BLOCKS < 4;
+        assert_int_equal(block_at(1 - from, i)->queue, is_used ? KVS_MAIN : KVS_SMALL);
+    }
+}
+
+static void a_drain_does_not_push_out_what_is_used_at_the_other_store(void **state)
+{
+    (void)state;
+    const size_t ram_bytes = 900u << 10;
+    begin_small(ram_bytes, 1);
+    uint32_t from = fullest(), in_main = 0;
+    uint64_t own = peers_stat(from).blocks;
+    use(from, AS_RUN_BLOCKS);
+    drain(from, 30 * S);
+    assert_int_equal(drain_of(from).handed_blocks, own);
+    for (uint32_t i = 0; i < 64; i++) {
+        in_main += block_at(1 - from, i)->queue == KVS_MAIN;
+    }
+    assert_int_equal(in_main, ram_bytes / KVS_GIVEN_PART / as_block_bytes(&world.shape));
+    assert_true(in_main < own);
+}
+
+static void pin_eight(uint32_t store)
+{
+    for (uint32_t i = 0, pinned = 0; i < 64 && pinned < 8; i++) {
+        if (peers_has(store, i)) {
+            kvs_guard_t guard = pinned++ < 3 ? KVS_GUARD_SOFT : KVS_GUARD_HARD;
+            assert_int_equal(
+                kvs_store_pin(world.stores[store], &world.keys[i], AS_TENANT_NONE, guard), AS_OK);
+        }
+    }
+}
+
+static void pins_go_over(void **state)
+{
+    (void)state;
+    for (uint32_t replicas = 1; replicas <= 2; replicas++) { // 2: it has the blocks, but no pins
+        begin_small(2u << 20, replicas);
+        uint32_t from = fullest();
+        uint64_t bytes = as_block_bytes(&world.shape);
+        pin_eight(from);
+        world.stores[1 - from]->options.pin_percent = 1; // two blocks: the others are soft there
+        drain(from, 30 * S);
+        assert_int_equal(drain_of(from).pinned_blocks, 8);
+        assert_int_equal(drain_of(from).handed_pins, 8);
+        assert_int_equal(peers_stat(1 - from).hard_bytes, 2 * bytes);
+        assert_int_equal(peers_stat(1 - from).soft_bytes, 6 * bytes);
+        if (replicas < 2) {
+            peers_close();
+        }
+    }
+}
+
+static void pins_that_nobody_takes_are_told(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    put_chain(&world, 16);
+    uint32_t from = fullest();
+    pin_eight(from);
+    kvs_store_drop(world.stores[1 - from], &world.keys[3], AS_TENANT_NONE); // refused there
+    as_log_set_level(AS_LOG_ERROR);
+    drain(from, 30 * S);
+    assert_int_equal(drain_of(from).pinned_blocks, 8);
+    assert_int_equal(drain_of(from).handed_pins, 7);
+}
+
 static void the_last_store_ends_at_once(void **state)
 {
     (void)state;
@@ -267,6 +378,10 @@ int main(void)
         TEST(of_what_has_copies_enough_nothing_is_sent),
         TEST(nothing_new_is_taken_and_all_can_be_read),
         TEST(the_hottest_go_first_and_parents_before_children),
+        TEST(what_was_used_is_not_new_where_it_goes_to),
+        TEST(a_drain_does_not_push_out_what_is_used_at_the_other_store),
+        TEST(pins_go_over),
+        TEST(pins_that_nobody_takes_are_told),
         TEST(the_last_store_ends_at_once),
         TEST(without_a_scheduler_it_ends_too),
         TEST(all_that_drain_at_once_end_soon),

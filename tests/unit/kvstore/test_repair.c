@@ -135,6 +135,52 @@ static void what_the_best_store_has_lost_comes_from_the_other(void **state)
     assert_true(peers_has(best, 3));
 }
 
+static uint64_t ghost_hits(void)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < world.store_count; i++) {
+        sum += world.stores[i] ? peers_stat(i).ghost_hits : 0;
+    }
+    return sum;
+}
+
+static void what_a_full_store_has_evicted_is_not_given_to_it_again(void **state)
+{
+    (void)state;
+    begin(3, 64u << 20);
+    put_chain(&world, 64);
+    bool is_evicted[64] = {false};
+    kvs_index_t *index = world.stores[1]->index;
+    uint32_t evicted = 0;
+    for (uint32_t i = 63; i > 0; i--) { // children first
+        if (peers_has(1, i) && peers_has(2, i) && evicted < 5) {
+            kvs_index_evict(index, kvs_index_find(index, &world.keys[i], AS_WIRE_FULL));
+            is_evicted[i] = true;
+            evicted++;
+        }
+    }
+    assert_int_equal(evicted, 5);
+    world.stores[1]->options.evict_low_percent = 0; // it is full
+    peers_store_end(0, true);
+    world_pass(&world, DEAD_US + 20 * S);
+    for (uint32_t change = 0; change < 2; change++) {
+        for (uint32_t i = 0; i < 64; i++) {
+            assert_int_equal(peers_copies(i), is_evicted[i] ? 1 : 2);
+        }
+        assert_int_equal(peers_stat(2).repair_pending, 0);
+        kvs_repair_on_peers(world.stores[2], true, true);
+        world_pass(&world, 20 * S);
+    }
+    world.stores[1]->options.evict_low_percent = 90; // it has room again
+    kvs_repair_on_peers(world.stores[2], true, true);
+    wait_for_copies(2, 64, 5 * S);
+    assert_int_equal(ghost_hits(), 0); // nobody asked for it
+    for (uint32_t i = 0; i < 64; i++) {
+        const kvs_block_t *block = kvs_index_find(index, &world.keys[i], AS_WIRE_FULL);
+        assert_int_equal(block->queue, KVS_SMALL);
+    }
+}
+
 static void with_fewer_stores_than_copies_it_is_done_when_another_comes(void **state)
 {
     (void)state;
@@ -372,6 +418,7 @@ int main(void)
         cmocka_unit_test(a_pace_spreads_bytes_and_makes_up_for_little),
         TEST(a_lost_copy_is_given_once_by_the_best_that_holds_the_block),
         TEST(what_the_best_store_has_lost_comes_from_the_other),
+        TEST(what_a_full_store_has_evicted_is_not_given_to_it_again),
         TEST(with_fewer_stores_than_copies_it_is_done_when_another_comes),
         TEST(it_goes_at_its_rate_while_requests_are_served),
         TEST(the_rate_is_of_all_copies),

@@ -549,6 +549,36 @@ static void only_a_peer_names_a_tenant(void **state)
     leave(&copier);
 }
 
+// What a store that drains says of its blocks: how hot, how pinned.
+static void only_a_peer_hands_over_pins_and_heat(void **state)
+{
+    (void)state;
+    const uint32_t flags[] = {AS_WIRE_HOT, AS_WIRE_PIN_SOFT, AS_WIRE_PIN_HARD};
+    as_wire_reserve_t reserve = {.head = as_wire_head(AS_WIRE_RESERVE, 2),
+                                 .parent = key_of(0),
+                                 .namespace_key = key_of(0),
+                                 .kind = AS_WIRE_FULL,
+                                 .layers = 1,
+                                 .extent_bytes = EXTENT_BYTES,
+                                 .tokens = 16,
+                                 .digest = 1};
+    client_t client;
+    for (uint8_t i = 0; i < 3; i++) {
+        reserve.key = key_of(10 + i);
+        reserve.flags = AS_WIRE_COPY | flags[i];
+        enter(&client, 7, BOTH);
+        say(&client, &reserve, sizeof(reserve), NULL, 0);
+        assert_null(client.conn);
+        enter(&client, 0, BOTH | AS_TOKEN_PEER);
+        say(&client, &reserve, sizeof(reserve), NULL, 0);
+        assert_int_equal(client.status, AS_WIRE_OK);
+        reserve.flags = flags[i]; // of no copy
+        say(&client, &reserve, sizeof(reserve), NULL, 0);
+        assert_int_equal(client.status, AS_WIRE_INVALID);
+        leave(&client);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -564,6 +594,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_tenants_blocks_take_no_longer_than_none, begin, end),
         cmocka_unit_test_setup_teardown(a_tenants_writer_is_not_there_for_another, begin, end),
         cmocka_unit_test_setup_teardown(only_a_peer_names_a_tenant, begin, end),
+        cmocka_unit_test_setup_teardown(only_a_peer_hands_over_pins_and_heat, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
