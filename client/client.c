@@ -66,7 +66,7 @@ void assay_client_options_init(assay_client_options_t *options)
         .verify_checksums = true,
         .puts_max = 64,
         .fetches_max = 64,
-        .bytes_in_flight_max = (size_t)8 << 20,
+        .bytes_in_flight_max = (size_t)16 << 20,
         .connect_timeout_us = 2000000,
         .stall_timeout_us = 2000000,
         .retry_after_us = 1000000,

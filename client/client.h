@@ -37,7 +37,9 @@ typedef struct assay_client_options {
     bool verify_checksums; // default of callers: true
     uint32_t puts_max;     // puts in flight; more are AS_ERR_BUSY
     uint32_t fetches_max;
-    size_t bytes_in_flight_max; // asked for and not yet here, per connection; one ask may exceed it
+    // Asked for and not yet here, per connection, at most; one ask may exceed it. How much it is follows
+    // the store's rate and distance.
+    size_t bytes_in_flight_max;
     uint64_t connect_timeout_us; // of connecting, and of each LOCATE
     uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
     // A store that failed is not tried again for this long, twice as long after the next failure, and
@@ -158,6 +160,7 @@ typedef struct assay_rate {
     bool is_connected;
     uint64_t locate_us;   // of one LOCATE; 0: not known
     uint64_t bytes_per_s; // 0: not known, or measured too long ago
+    size_t window_bytes;  // asked for at a time
 } assay_rate_t;
 
 // How long loading these blocks will take, each from its node; 0: not known, since one of the stores

@@ -208,6 +208,7 @@ static as_status_t link_connect(assay_link_t *link)
     link->bytes_in_flight = 0;
     memset(link->urgent_bytes, 0, sizeof(link->urgent_bytes));
     link->asking.ask_count = 0;
+    assay_window_reset(link);
     as_conn_set_user(link->conn, link);
     as_timer_start(link->timer, client->options.connect_timeout_us);
     status = say_hello(link);

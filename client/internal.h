@@ -70,6 +70,14 @@ typedef struct link_rate {
     uint64_t since_us, spent_us, bytes;
 } link_rate_t;
 
+// How much is asked for at a time (window.c).
+typedef struct link_window {
+    uint64_t came_bytes;
+    uint64_t since_us;        // when the present period began
+    double rate, rate_before; // bytes/us, the largest of this period and of the one before
+    uint64_t delay_us, delay_before_us; // the smallest; 0: not known
+} link_window_t;
+
 struct assay_link {
     assay_client_t *client;
     assay_link_t *next; // of the client
@@ -96,6 +104,7 @@ struct assay_link {
     uint32_t reads_in_flight;
     size_t bytes_in_flight, urgent_bytes[ASSAY_URGENCY_COUNT]; // all; of each urgency
     link_rate_t rate;
+    link_window_t window;
     as_wire_read_t asking; // a READ that is being filled (read.c)
 };
 
@@ -154,6 +163,14 @@ void assay_rate_reset(assay_link_t *link);
 
 // ---- fetches
 
+typedef struct assay_read assay_read_t;
+
+// window.c
+void assay_window_reset(assay_link_t *link);                    // the connection is a new one
+void assay_window_asked(assay_read_t *read);                    // before it counts as in flight
+void assay_window_came(const assay_read_t *read, size_t bytes); // they count as arrived
+size_t assay_window_bytes(const assay_link_t *link);
+
 // What one LOCATE asks of one store.
 typedef struct assay_part {
     assay_fetch_t *fetch;
@@ -185,7 +202,7 @@ typedef enum read_state { READ_ASKED, READ_ARRIVING } read_state_t;
 
 // Extents [position, position + count) x [layer, layer + layer_count) of a part; count or
 // layer_count is 1.
-typedef struct assay_read {
+struct assay_read {
     assay_part_t *part;
     struct assay_read *prev, *next; // of the fetch
     read_state_t state;
@@ -193,10 +210,12 @@ typedef struct assay_read {
     uint32_t position, count;
     uint32_t layer, layer_count;
     uint64_t epoch;
+    uint64_t asked_us, came_before; // when, and what the link had brought then (window.c)
+    bool asked_alone;
     size_t arrived_bytes;
     bool scattered; // pieces of it did not come in order
     uint32_t crc;   // of those that came, if in order
-} assay_read_t;
+};
 
 typedef enum fetch_state { FETCH_LOCATING, FETCH_READING, FETCH_ENDING, FETCH_ENDED } fetch_state_t;
 

@@ -3,8 +3,8 @@
 //
 // Every part of a fetch goes through its own blocks, layer by layer, as far as the caller's slots
 // are free; so all stores work at once and the first layers come first. A bounded number of bytes is
-// under way on each link, which fetches share by how urgent they are; what is less urgent takes no
-// room from what is more.
+// under way on each link (window.c), which fetches share by how urgent they are; what is less urgent
+// takes no room from what is more.
 #include "client/internal.h"
 
 // How many of `left` neighbours one read brings: as many as are worth it, in pieces of about the
@@ -110,7 +110,7 @@ uint32_t assay_urgency_weight(assay_urgency_t urgency)
 static size_t share_bytes(const assay_part_t *part)
 {
     const assay_client_t *client = part->fetch->client;
-    return client->options.bytes_in_flight_max / client->fetch_weights *
+    return assay_window_bytes(part->link) / client->fetch_weights *
            assay_urgency_weight(part->fetch->args.urgency);
 }
 
@@ -123,14 +123,13 @@ static bool is_low(const assay_part_t *part)
 // What is less urgent takes no room from it.
 static bool has_room(const assay_part_t *part)
 {
-    const assay_client_t *client = part->fetch->client;
     const assay_link_t *link = part->link;
     size_t bytes = 0;
     for (uint32_t i = part->fetch->args.urgency; i < ASSAY_URGENCY_COUNT; i++) {
         bytes += link->urgent_bytes[i];
     }
     bool is_within =
-        bytes < client->options.bytes_in_flight_max && part->outstanding_bytes < share_bytes(part);
+        bytes < assay_window_bytes(link) && part->outstanding_bytes < share_bytes(part);
     return link->reads_in_flight < link->asks_max && (part->outstanding == 0 || is_within);
 }
 

@@ -112,11 +112,12 @@ uint32_t assay_client_rates(const assay_client_t *client, assay_rate_t *rates, u
     for (const assay_link_t *link = client->links; link && count < count_max; link = link->next) {
         if (link->member) {
             bool known = is_known(link, now_us);
-            rates[count++] = (assay_rate_t){
-                .store = link->store,
-                .is_connected = link->state == LINK_READY,
-                .locate_us = (uint64_t)link->rate.locate_us,
-                .bytes_per_s = known ? (uint64_t)(link->rate.bytes_per_us * 1e6) : 0};
+            rates[count++] =
+                (assay_rate_t){.store = link->store,
+                               .is_connected = link->state == LINK_READY,
+                               .locate_us = (uint64_t)link->rate.locate_us,
+                               .bytes_per_s = known ? (uint64_t)(link->rate.bytes_per_us * 1e6) : 0,
+                               .window_bytes = assay_window_bytes(link)};
         }
     }
     return count;

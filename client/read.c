@@ -42,6 +42,7 @@ static void note_arrived(assay_read_t *read, size_t bytes)
     if (link->epoch == read->epoch) {
         link->bytes_in_flight -= bytes;
         link->urgent_bytes[part->fetch->args.urgency] -= bytes;
+        assay_window_came(read, bytes);
         assay_rate_arrived(link, bytes);
         assay_rate_end(link, assay_now_us(link->client), link->bytes_in_flight == 0);
     }
@@ -72,6 +73,7 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
     for (uint32_t i = 0; i < count; i++) {
         fetch->blocks[part->blocks[read->position + i]].reads++;
     }
+    assay_window_asked(read);
     part->link->reads_in_flight++;
     part->link->bytes_in_flight += read_bytes(read);
     part->link->urgent_bytes[fetch->args.urgency] += read_bytes(read);

@@ -55,6 +55,12 @@ uint64_t sim_link_delay_us(sim_conn_t *conn, size_t bytes)
     return conn->link_free_us - now_us + delay_us;
 }
 
+uint64_t sim_link_busy_us(const sim_conn_t *conn)
+{
+    uint64_t now_us = as_loop_now_us(sim_conn_net(conn)->sim->loop);
+    return conn->link_free_us > now_us ? conn->link_free_us - now_us : 0;
+}
+
 // ---- operations
 
 as_status_t sim_op_make(sim_conn_t *conn, as_net_done_fn done, void *ctx, sim_op_t **op_p)

@@ -100,6 +100,7 @@ sim_conn_t *sim_conn_find(sim_net_t *net, uint64_t id);
 sim_conn_t *sim_conn_find_anywhere(as_sim_t *sim, uint64_t id);
 // How long from now until `bytes` more have come out of the connection's outgoing direction.
 uint64_t sim_link_delay_us(sim_conn_t *conn, size_t bytes);
+uint64_t sim_link_busy_us(const sim_conn_t *conn); // until it has taken all that was sent
 // Sends a message event, or loses it.
 void sim_conn_transmit(sim_conn_t *conn, net_event_t *event);
 // The owner of a connection learns, after a while, that its other end has gone.

@@ -2,7 +2,7 @@
 // The simulated data plane: messages, registered memory and one-sided reads.
 //
 // A message of up to EAGER_BYTES_MAX payload travels with its bytes and is done for its sender at
-// once, a piece when it has arrived. What is larger is offered first; the bytes are copied from the
+// once, a piece when it has left. What is larger is offered first; the bytes are copied from the
 // sender's live memory when they come to the receiver that took them, and the sender is done after
 // that. A message that is lost is
 // done for its sender. A one-sided read copies from the live memory of the other node when it is
@@ -44,9 +44,8 @@ static void fire_message(sim_event_t *base)
     sim_corrupt(net->sim, event->base.owned, event->base.owned ? event->data_bytes : 0);
     net->head.handlers.on_message(net->head.handlers.ctx, &conn->head, &msg.in.msg);
     sim_net_t *from = sim_net_find(base->sim, event->from_net);
-    bool offered = !event->base.owned;
-    sim_op_t *op = offered && msg.in.taken ? NULL : sim_op_find(from, event->other_op_id);
-    if (op && !op->ended) { // arrived, or offered and not taken
+    sim_op_t *op = msg.in.taken ? NULL : sim_op_find(from, event->other_op_id);
+    if (op && !op->ended) { // offered and not taken
         sim_op_end_later(from, op, AS_OK, sim_delay_us(base->sim));
     }
 }
@@ -79,16 +78,20 @@ as_status_t sim_send(as_conn_t *head, const as_net_send_params_t *params)
             event->base.owned = sim_must_alloc(params->data_bytes);
             memcpy(event->base.owned, params->data, params->data_bytes);
         }
-        if (op && conn->state == SIM_OPEN && params->data_bytes <= EAGER_BYTES_MAX) {
-            sim_op_end_later(net, op, AS_OK, 1);
-        } else if (op) {
+        if (op && conn->state == SIM_CONNECTING) {
             event->other_op_id = op->id;
+        } else if (op && params->data_bytes <= EAGER_BYTES_MAX) {
+            sim_op_end_later(net, op, AS_OK, 1);
         }
     }
     if (conn->state == SIM_CONNECTING) {
         sim_park(&conn->held, &event->base);
     } else {
+        bool leaves = event->base.owned && params->data_bytes > EAGER_BYTES_MAX;
         sim_conn_transmit(conn, event);
+        if (leaves) {
+            sim_op_end_later(net, op, AS_OK, sim_link_busy_us(conn) + 1);
+        }
     }
     return AS_OK;
 }
