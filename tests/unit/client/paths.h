@@ -9,6 +9,7 @@
 
 #include <time.h>
 
+#include "common/loop_impl.h"
 #include "kvstore/disk/disk.h"
 
 #define CHAIN 6u // blocks
@@ -69,6 +70,16 @@ static void path_reopen(void)
     path_open(0);
 }
 
+// So many blocks are on disk, and RAM can do without them.
+static void path_write(uint32_t blocks)
+{
+    uint64_t end_us = as_loop_now_us(world.loop) + WAIT_US;
+    while (path.tier == FROM_DISK && stat_now().disk_blocks < blocks) {
+        assert_true(as_loop_now_us(world.loop) < end_us);
+        world_pass(&world, 200);
+    }
+}
+
 // The chain is where this path reads it from, and nowhere else.
 static void path_fill(void)
 {
@@ -80,15 +91,32 @@ static void path_fill(void)
     if (path.tier == FROM_COPY) {
         kvs_store_drop_all(world.stores[1 - server]);
     }
-    uint64_t end_us = as_loop_now_us(world.loop) + WAIT_US;
-    while (path.tier == FROM_DISK && stat_now().disk_blocks < CHAIN) {
-        assert_true(as_loop_now_us(world.loop) < end_us);
-        world_pass(&world, 200);
-    }
+    path_write(CHAIN);
     for (uint32_t i = 0; i < CHAIN && path.tier == FROM_DISK; i++) {
         kvs_index_t *index = world.stores[0]->index;
         kvs_index_doom(index, kvs_index_find(index, &world.keys[i], AS_WIRE_FULL));
     }
+}
+
+// ---- time
+
+// The clock of a world over UCX, which can be put forward: its loop's own, and what was added.
+static as_loop_ops_t clock_ops;
+static uint64_t (*clock_under)(const as_loop_t *loop);
+static uint64_t clock_ahead_us;
+
+static uint64_t clock_now_us(const as_loop_t *loop)
+{
+    return clock_under(loop) + clock_ahead_us;
+}
+
+static void clock_inject(as_loop_t *loop)
+{
+    clock_ahead_us = 0;
+    clock_under = loop->ops->now_us;
+    clock_ops = *loop->ops;
+    clock_ops.now_us = clock_now_us;
+    loop->ops = &clock_ops;
 }
 
 // ---- reads

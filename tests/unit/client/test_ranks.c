@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of one tensor-parallel model: each has blocks of its own, and a prefix is a hit as far as
-// all of them have it, which one question tells for all.
+// The ranks of one tensor-parallel model, or the KV of a model and other state that it keeps for each
+// block: each has blocks of its own, and a prefix is a hit as far as all of them have it, which one
+// question tells for all.
 #include "tests/unit/client/assay_world.h"
 
 #define RANKS          3u
@@ -73,6 +74,53 @@ static void a_prefix_is_a_hit_as_far_as_every_rank_has_it(void **state)
     }
 }
 
+static uint32_t hit_of(const uint8_t *chain, uint32_t count)
+{
+    uint32_t hit = 0;
+    assert_int_equal(assay_exists(assay, chain, count, &hit), ASSAY_OK);
+    return hit;
+}
+
+// Of another shape than the KV, and under a namespace of its own.
+static void put_side_state(uint8_t side_namespace[32], uint8_t side_keys[BLOCKS_OF_RANK * 32])
+{
+    const assay_shape_t side = {2, 2, 2, 32, 16, 2};
+    uint8_t fingerprint[32] = {9}, block[2 * 4096] = {0};
+    int32_t tokens[BLOCKS_OF_RANK * 16] = {1, 2, 3};
+    assert_int_equal(assay_namespace(fingerprint, &side, "test, index", NULL, side_namespace),
+                     ASSAY_OK);
+    assert_int_equal(
+        assay_chain(side_namespace, tokens, BLOCKS_OF_RANK * 16, 16, side_keys, BLOCKS_OF_RANK),
+        BLOCKS_OF_RANK);
+    for (uint32_t i = 0; i < BLOCKS_OF_RANK; i++) {
+        assert_int_equal(assay_put(assay, &side, side_namespace, side_keys, i, block), ASSAY_OK);
+    }
+}
+
+static void side_state_that_is_evicted_shortens_the_hit(void **state)
+{
+    (void)state;
+    uint8_t side_keys[BLOCKS_OF_RANK * 32], both[2 * BLOCKS_OF_RANK * 32];
+    kvs_owner_t owner = {.tenant = 0};
+    put_all(BLOCKS_OF_RANK);
+    put_side_state(owner.namespace_key.bytes, side_keys);
+    for (uint32_t i = 0; i < BLOCKS_OF_RANK; i++) {
+        memcpy(both + 2 * i * 32, keys + i * 32, 32);
+        memcpy(both + (2 * i + 1) * 32, side_keys + i * 32, 32);
+    }
+    assert_int_equal(hit_of(both, 2 * BLOCKS_OF_RANK), 2 * BLOCKS_OF_RANK);
+    cluster_hold();
+    assert_int_equal(kvs_store_set_quota(cluster.store, &owner, 40000), AS_OK); // some of them
+    cluster_go_on();
+    uint32_t left = BLOCKS_OF_RANK;
+    for (uint32_t asked = 0; left == BLOCKS_OF_RANK && asked < 10000; asked++) {
+        left = hit_of(side_keys, BLOCKS_OF_RANK);
+    }
+    assert_in_range(left, 1, BLOCKS_OF_RANK - 1);
+    assert_int_equal(hit_of(keys, BLOCKS_OF_RANK), BLOCKS_OF_RANK);
+    assert_int_equal(hit_of(both, 2 * BLOCKS_OF_RANK) / 2, hit_of(side_keys, BLOCKS_OF_RANK));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -80,6 +128,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(ranks_share_no_block),
         TEST(a_prefix_is_a_hit_as_far_as_every_rank_has_it),
+        TEST(side_state_that_is_evicted_shortens_the_hit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
