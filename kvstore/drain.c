@@ -7,7 +7,8 @@
 //            From now on RESERVE is refused. Reads are served until the end.
 //   HANDING  blocks go out, pinned ones, then most recently used ones first and none before its parents,
 //            as many at a time as may be under way. What a store could not take is tried again with the
-//            next round.
+//            next round, and when nothing was taken for a while at one more store: one that the
+//            scheduler takes for alive may be out of reach from here. Readers find it where it is by the scheduler's directory.
 //   PARTING  all is handed over, or the time is over, or there is nobody to hand to. Readers get a
 //            moment to let go of what they read; the scheduler is told that this store is gone.
 //   OVER     the owner is told, and ends the store.
@@ -24,6 +25,7 @@
 
 #define TELL_US   1000000u // without an answer of the scheduler what was known before counts
 #define ROUND_US  100000u  // between two rounds
+#define SPARE_US  3000000u // nobody has taken anything for so long: others are asked, too
 #define STALL_US  6000000u // nobody has taken anything for so long: nobody will
 #define PART_US   1000000u // for readers, and whoever watches
 #define LOOK_US   20000u
@@ -41,6 +43,7 @@ struct kvs_drain {
     uint32_t *order; // ids of the index
     uint32_t count, next;
     uint32_t again; // of this round: the first so many of `order` are to be tried again
+    uint32_t spare; // stores that are asked beside those where blocks belong
     uint32_t under_way;
     size_t under_way_bytes;
     uint64_t began_us, handing_us, until_us, progress_us, parting_us;
@@ -232,7 +235,7 @@ static bool hand_one(kvs_drain_t *drain)
     if (drain->under_way > 0 && drain->under_way_bytes + kvs_block_bytes(block) > BYTES_MAX) {
         return false;
     }
-    as_status_t status = kvs_push(store, block, on_pushed, drain);
+    as_status_t status = kvs_push(store, block, drain->spare, on_pushed, drain);
     if (status == AS_ERR_BUSY) {
         return false; // whoever has the room gives it back
     }
@@ -277,6 +280,7 @@ static void hand_some(kvs_drain_t *drain)
     } else if (drain->next == drain->count && drain->under_way == 0) { // another round
         drain->count = drain->again;
         drain->next = drain->again = 0;
+        drain->spare += now(drain) >= drain->progress_us + SPARE_US;
         as_timer_start(drain->timer, ROUND_US);
     } else {
         as_timer_start(drain->timer, LOOK_US);

@@ -23,8 +23,8 @@
 
 typedef struct push {
     kvs_store_t *store;
-    kvs_block_t *block; // pinned; NULL: of an image
-    uint32_t asked;
+    kvs_block_t *block;     // pinned; NULL: of an image
+    uint32_t wanted, asked; // copies
     assay_put_copies_t each;
     kvs_push_done_fn done;
     void *ctx;
@@ -244,7 +244,7 @@ static as_status_t push_status(const push_t *push, as_status_t of_put)
         refused += status == AS_ERR_CONFLICT || status == AS_ERR_LIMIT;
     }
     uint32_t decided = kept + dropped + refused;
-    if (decided < push->asked) {
+    if (decided < push->wanted) {
         return decided > 0 ? AS_ERR_BUSY : of_put; // some store did not take it
     }
     return dropped > 0 ? AS_ERR_NOT_FOUND : of_put;
@@ -332,7 +332,8 @@ static uint32_t copies_of(const kvs_store_t *store, const kvs_spec_t *spec)
     return copies < others ? copies : others;
 }
 
-as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done, void *ctx)
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs_push_done_fn done,
+                     void *ctx)
 {
     as_status_t status;
     const kvs_spec_t spec = kvs_index_spec(store->index, block);
@@ -340,7 +341,9 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn do
     if (!push) {
         return status;
     }
-    *push = (push_t){store, block, copies_of(store, &spec), {0}, done, ctx};
+    uint32_t copies = copies_of(store, &spec), others = kvs_peers_others(store);
+    uint32_t asked = copies + spare < others ? copies + spare : others;
+    *push = (push_t){store, block, copies, asked, {0}, done, ctx};
     status = push_start(push, &spec, kvs_index_extent(store->index, block, 0));
     if (status == AS_OK) {
         kvs_index_pin(store->index, block);
@@ -356,6 +359,7 @@ as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const voi
     if (!push) {
         return status;
     }
-    *push = (push_t){store, NULL, copies_of(store, spec), {0}, done, ctx};
+    uint32_t copies = copies_of(store, spec);
+    *push = (push_t){store, NULL, copies, copies, {0}, done, ctx};
     return push_start(push, spec, image);
 }

@@ -181,7 +181,7 @@ static bool ram_turn(kvs_repair_t *repair)
     for (uint32_t looks = 0; looks < LOOKS_MAX && repair->cursor < end_at; looks++) {
         kvs_block_t *block = kvs_index_at(store->index, repair->cursor);
         if (is_wanted(repair, block)) {
-            as_status_t status = kvs_push(store, block, on_pushed, repair);
+            as_status_t status = kvs_push(store, block, 0, on_pushed, repair);
             repair->under_way += status == AS_OK;
             // Not found: its time to live is over.
             repair->failed +=

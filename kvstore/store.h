@@ -187,7 +187,6 @@ void kvs_store_evict_soon(kvs_store_t *store,
                           size_t wanted_bytes); // when above the high mark, or for wanted_bytes
 // Whether with so many bytes more it is fuller than eviction leaves it.
 bool kvs_store_is_full(const kvs_store_t *store, size_t bytes);
-void kvs_store_gauge(kvs_store_t *store);
 static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t amount)
 {
     *counter += amount;
@@ -353,7 +352,8 @@ kvs_share_t kvs_peers_share(const kvs_store_t *store, uint64_t place);
 // AS_ERR_LIMIT and AS_ERR_CONFLICT, for good; AS_ERR_NOT_FOUND, it was dropped there lately.
 // `sent`: to how many its bytes went, whatever became of them.
 typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent);
-as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, kvs_push_done_fn done,
+// Of `spare` stores more, which are asked too, as many as fail may.
+as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs_push_done_fn done,
                      void *ctx) AS_MUST_USE;
 // The same of one that lies elsewhere, as in the pool (disk/image.h), until `done`, whose block is NULL.
 as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const void *image,
