@@ -7,8 +7,8 @@
 // another process.
 //
 // A store that joins others is empty, and would be given its whole share of the new blocks at once, and
-// all at once what is handed to it. So its weight grows in steps over slow_start_us, unless it lists
-// blocks. In a cluster that has just started, or whose scheduler has, all are new: then nobody waits.
+// all at once what is handed to it. So its weight grows in steps over slow_start_us, unless its
+// first listing has blocks. In a cluster that has just started, or whose scheduler has, all are new: then nobody waits.
 //
 // The clock is the loop's. When the tick itself comes late, the silence was the scheduler's own
 // (it was stopped, or starved): every node is granted that time, so a paused scheduler does not
@@ -187,6 +187,7 @@ static void growth_begin(sch_cluster_t *cluster, sch_node_t *node)
 {
     uint64_t now_us = as_loop_now_us(cluster->loop);
     node->since_us = now_us;
+    node->introduced = false;
     node->growth = SCH_GROWTH_STEPS;
     bool grows = node->role == ASSAY__ROLE__ROLE_STORE && cluster->params.slow_start_us > 0;
     for (uint32_t i = 0; grows && i < cluster->count; i++) {

@@ -112,9 +112,13 @@ Assay__NodeStatus sch_events_apply(sch_scheduler_t *scheduler, sch_node_t *node,
         as_metric_add(&sch_metrics[SCH_EVENTS_TOTAL], (int64_t)(count - seen));
     }
     // A late repetition of an earlier message says nothing about the present listing's end.
-    node->listed |= request->listing_end && first + count == node->next_sequence;
-    if (request->listing_end && node->full_blocks > 0) {
-        sch_cluster_grown(scheduler->cluster, node);
+    bool ends = request->listing_end && first + count == node->next_sequence;
+    node->listed |= ends;
+    if (ends && !node->introduced) { // a listing after a gap has what was put here since
+        node->introduced = true;
+        if (node->full_blocks > 0) {
+            sch_cluster_grown(scheduler->cluster, node);
+        }
     }
     return ASSAY__NODE_STATUS__NODE_STATUS_OK;
 }

@@ -96,6 +96,7 @@ typedef struct sch_node {
     uint16_t slot; // SCH_SLOT_NONE until its first listing
     bool needs_listing;
     bool listed;            // a listing has come to its end
+    bool introduced;        // one has, since it joined: what it came with is known
     uint64_t listing_first; // sequence at which the present listing began
     uint64_t next_sequence; // expected
     uint64_t full_blocks, sealed_blocks;

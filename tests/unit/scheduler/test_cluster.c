@@ -200,6 +200,28 @@ static void a_store_that_comes_with_blocks_has_its_share_at_once(void **state)
     assert_int_equal(pass(h, stores, 2, 500 * MS), 1000);
 }
 
+// What it lists after a gap was put there since: it did not come with it.
+static void a_listing_after_a_gap_does_not_end_a_slow_start(void **state)
+{
+    harness_t *h = *state;
+    peer_t stores[2];
+    as_key_t keys[2];
+    const uint8_t ops[2] = {FULL_ADDED, FULL_ADDED};
+    chain_make(h, keys, 2);
+    peer_init(&stores[0], STORE, 1);
+    peer_init(&stores[1], STORE, 2);
+    peer_start(h, &stores[0], NULL, 0, 0);
+    pass(h, stores, 1, 40000 * MS);
+    peer_start(h, &stores[1], NULL, 0, 0);
+    peer_tell(h, &stores[1], keys, ops, 1, 0);
+    stores[1].sequence += 3; // these are lost
+    assert_int_equal(peer_heartbeat(h, &stores[1], 0, 0)->status,
+                     ASSAY__NODE_STATUS__NODE_STATUS_RESYNC);
+    peer_tell(h, &stores[1], keys, ops, 2, BEGIN | END);
+    assert_int_equal(pass(h, stores, 2, 500 * MS), 125);
+    assert_int_equal(pass(h, stores, 2, 40000 * MS), 1000);
+}
+
 static void a_new_incarnation_has_lost_its_blocks(void **state)
 {
     harness_t *h = *state;
@@ -384,6 +406,7 @@ int main(void)
         WITH_SCHEDULER(a_store_that_drains_is_told_of_and_one_that_leaves_is_dead_at_once),
         WITH_SCHEDULER(an_empty_store_that_joins_others_grows_into_its_share),
         WITH_SCHEDULER(a_store_that_comes_with_blocks_has_its_share_at_once),
+        WITH_SCHEDULER(a_listing_after_a_gap_does_not_end_a_slow_start),
         WITH_SCHEDULER(a_new_incarnation_has_lost_its_blocks),
         WITH_SCHEDULER(two_instances_cannot_have_one_id),
         WITH_SCHEDULER(a_newcomer_on_an_address_makes_the_old_one_suspect),
