@@ -239,6 +239,7 @@ as_status_t kvs_locates_alloc(kvs_store_t *store)
         locate->answer = store->locate_memory + i * each + key_bytes;
         locate->next = store->locates_unused;
         store->locates_unused = locate;
+        store->locates_left++;
     }
     return AS_OK;
 }
@@ -249,6 +250,8 @@ static void locate_give(kvs_locate_t *locate)
     locate->conn = NULL;
     locate->next = conn->store->locates_unused;
     conn->store->locates_unused = locate;
+    conn->store->locates_left++;
+    conn->locates--;
     kvs_conn_drop(conn);
 }
 
@@ -430,9 +433,11 @@ static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_m
         kvs_conn_offend(conn, "a LOCATE in the name of a tenant");
         return;
     }
-    kvs_locate_t *locate = store->locates_unused;
+    kvs_locate_t *locate = conn->locates < store->locates_left ? store->locates_unused : NULL;
     if (locate) {
         store->locates_unused = locate->next;
+        store->locates_left--;
+        conn->locates++;
         locate->conn = conn;
         locate->header = *ask;
         locate->header.tenant = tenant;

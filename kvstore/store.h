@@ -13,8 +13,10 @@
 #include "proto/scheduler.pb-c.h"
 #include "proto/wire.h"
 
-#define KVS_STORE_MAGIC   0x65726f74732e736bull // "ks.store"
-#define KVS_LOCATES_MAX   32u // LOCATEs being answered, of all connections; each holds about 280 KiB
+#define KVS_STORE_MAGIC 0x65726f74732e736bull // "ks.store"
+// LOCATEs being answered, of all connections; each may touch about 280 KiB. One connection has at most as
+// many as it leaves to the others, so that a peer which does not take its answers stops nobody.
+#define KVS_LOCATES_MAX   64u
 #define KVS_CONN_ASKS_MAX 256u // asks in flight on one connection, as its client is told
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
@@ -111,6 +113,7 @@ typedef struct kvs_conn {
     uint32_t ops;         // callbacks that will still come with this connection
     uint64_t progress_us; // when the last of them came, or the first was begun
     uint32_t reads;       // answers to READ, waiting or being sent
+    uint32_t locates;     // LOCATEs being answered
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
@@ -164,6 +167,7 @@ struct kvs_store {
     void *listener_ctx;
     as_pool_t *reads;
     kvs_locate_t *locates_unused;
+    uint32_t locates_left; // of these
     kvs_locate_t locates[KVS_LOCATES_MAX];
     uint8_t *locate_memory;
     kvs_conn_t *conns;

@@ -19,7 +19,7 @@
 typedef struct promotion {
     kvs_store_t *store;
     kvs_block_t *block;
-    uint32_t waiting; // a bit for each slot of store->locates
+    uint64_t waiting; // a bit for each slot of store->locates
     bool unwanted;    // the block was removed meanwhile
     bool restoring;   // for the scrubber
 } promotion_t;
@@ -172,7 +172,7 @@ static void on_promoted(void *ctx, as_status_t status)
     promotion_t *promotion = ctx;
     kvs_store_t *store = promotion->store;
     kvs_block_t *block = promotion->block;
-    uint32_t waiting = promotion->waiting;
+    uint64_t waiting = promotion->waiting;
     bool wanted = !promotion->unwanted, restoring = promotion->restoring;
     kvs_index_unpin(store->index, block);
     forget_promotion(store->tier, promotion);
@@ -186,7 +186,7 @@ static void on_promoted(void *ctx, as_status_t status)
         kvs_index_doom(store->index, block);
     }
     for (; waiting; waiting &= waiting - 1) {
-        kvs_locate_t *locate = &store->locates[__builtin_ctz(waiting)];
+        kvs_locate_t *locate = &store->locates[__builtin_ctzll(waiting)];
         AS_ASSERT(locate->promoting > 0);
         if (--locate->promoting == 0) {
             kvs_locate_answer(locate);
@@ -275,8 +275,8 @@ bool kvs_tier_wait(kvs_locate_t *locate)
         if (!promotion && found) {
             promotion = promote(store, found);
         }
-        if (promotion && !(promotion->waiting & 1u << slot)) {
-            promotion->waiting |= 1u << slot;
+        if (promotion && !(promotion->waiting & 1ull << slot)) {
+            promotion->waiting |= 1ull << slot;
             locate->promoting++;
         }
     }
@@ -290,7 +290,7 @@ bool kvs_tier_wait(kvs_locate_t *locate)
 void kvs_tier_give_up(kvs_locate_t *locate)
 {
     kvs_store_t *store = locate->conn->store;
-    uint32_t bit = 1u << (locate - store->locates);
+    uint64_t bit = 1ull << (locate - store->locates);
     for (uint32_t i = 0; store->tier && i < store->tier->open_count; i++) {
         store->tier->open[i]->waiting &= ~bit;
     }
