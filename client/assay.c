@@ -256,6 +256,10 @@ static void start_open(job_t *job)
     options.fetches_max = assay->stats.in_flight_max;
     options.puts_max = assay->stats.in_flight_max + PUTS_SHARED;
     as_status_t status = assay_client_alloc(&options, &assay->client);
+    if (status == AS_OK) {
+        assay_client_take_cipher(assay->client, assay->cipher);
+        assay->cipher = NULL;
+    }
     if (status == AS_OK && assay->token_file) {
         status = assay_client_use_token_file(assay->client, assay->token_file);
     }
@@ -304,6 +308,7 @@ static void assay_free(assay_t *assay)
         as_mem_free(region);
     }
     pthread_mutex_destroy(&assay->lock);
+    as_cipher_free(assay->cipher);
     as_mem_free(assay->token_file);
     as_mem_free(assay);
 }
@@ -392,10 +397,19 @@ int assay_open(const assay_config_t *config, assay_t **assay_p)
                                   : assay_fail(ASSAY_INVALID, "open: a place for the client must "
                                                               "be given");
     }
+    as_cipher_t *cipher = NULL;
+    char why[AS_CLUSTER_KEY_WHY_BYTES];
+    if (config->encrypt_key_file &&
+        as_cipher_alloc_file(config->encrypt_key_file, &cipher, why) != AS_OK) {
+        return assay_fail(ASSAY_INVALID, "open: encrypt_key_file %s: %s", config->encrypt_key_file,
+                          why);
+    }
     assay_t *assay = assay_new(config);
     if (!assay) {
+        as_cipher_free(cipher);
         return assay_fail(ASSAY_FAILED, "open: out of memory");
     }
+    assay->cipher = cipher;
     if (pthread_create(&assay->thread, NULL, run_loop, assay) != 0) {
         assay_free(assay);
         return assay_fail(ASSAY_FAILED, "open: no thread can be started");

@@ -59,7 +59,11 @@ typedef struct assay_config {
     // File with the token that stores with tenants admit this client by (`assay token issue`), or NULL;
     // read again when it changes.
     const char *token_file;
-    uint64_t reserved[10]; // zero
+    // File with the key (64 hexadecimal digits, `assay token key`) by which blocks are encrypted before
+    // a put and decrypted after a get, or NULL; read once. Stores never see it. Keys in requests stay
+    // what they are; who has another key, or none, never meets these blocks.
+    const char *encrypt_key_file;
+    uint64_t reserved[9]; // zero
 } assay_config_t;
 
 typedef struct assay_shape {

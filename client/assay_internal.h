@@ -32,9 +32,10 @@ struct assay {
     as_timer_t *refresh;
     bool asking; // Stat is under way
     uint64_t timeout_us;
-    const char *target; // of the scheduler, while opening
-    as_rpc_tls_t tls;   // too; no files: plain text
-    char *token_file;   // NULL: none
+    const char *target;  // of the scheduler, while opening
+    as_rpc_tls_t tls;    // too; no files: plain text
+    char *token_file;    // NULL: none
+    as_cipher_t *cipher; // while opening; then the client's
     assay_store_t stores[ASSAY_STORES_MAX];
     uint32_t store_count;
     uint32_t puts_shared; // in use

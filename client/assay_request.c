@@ -274,7 +274,13 @@ static void on_routed(void *ctx, as_status_t status, const ProtobufCMessage *rep
 static void route(assay_op_t *op)
 {
     Assay__RouteRequest request = ASSAY__ROUTE_REQUEST__INIT;
-    request.keys = (ProtobufCBinaryData){op->count * sizeof(as_key_t), op->keys->bytes};
+    as_key_t *names = as_mem_alloc(op->count * sizeof(*names));
+    if (!names) {
+        fetch(op); // placement does without
+        return;
+    }
+    assay_client_names(op->assay->client, op->keys, op->count, names);
+    request.keys = (ProtobufCBinaryData){op->count * sizeof(as_key_t), names->bytes};
     as_token_sealed_t token;
     if (assay_client_token(op->assay->client, &token)) {
         request.token = (ProtobufCBinaryData){sizeof(token.bytes), token.bytes};
@@ -282,6 +288,7 @@ static void route(assay_op_t *op)
     // Half of the time at most: placement still finds most blocks when the scheduler is away.
     as_status_t status = as_rpc_call(op->assay->scheduler, "Route", &request.base,
                                      assay_op_left_us(op) / 2 + 1, on_routed, op, &op->route_call);
+    as_mem_free(names);
     if (status != AS_OK) {
         op->route_call = 0;
         fetch(op);

@@ -33,6 +33,9 @@ as_metric_t assay_metrics[ASSAY_METRIC_COUNT] = {
         COUNTER("fetched_bytes_total", "Bytes that arrived and were checked"),
     [ASSAY_METRIC_CHECKSUM_FAILURES] = COUNTER(
         "checksum_failures_total", "Extents that were not what was promised; each became a miss"),
+    [ASSAY_METRIC_CIPHER_FAILURES] =
+        COUNTER("cipher_failures_total",
+                "Extents that could not be decrypted; each became a miss: a store changed them"),
     [ASSAY_METRIC_LEASES_EXPIRED] =
         COUNTER("leases_expired_total", "Reads that took longer than their lease"),
     [ASSAY_METRIC_HOLES] = COUNTER("holes_total", "Fetches that ended before their last block"),
@@ -166,6 +169,7 @@ void assay_client_free(assay_client_t *client)
         assay_link_close(client->links);
     }
     as_timer_free(client->token_timer);
+    as_cipher_free(client->cipher);
     as_pool_free(client->reads);
     as_pool_free(client->puts_pool);
     as_mem_free(client->calls);

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 #include "common/block.h"
+#include "common/cipher.h"
 #include "common/net.h"
 #include "common/token.h"
 
@@ -70,6 +71,12 @@ as_status_t assay_client_use_token_file(assay_client_t *client, const char *path
 // Reads that file again, if there is one; what is wrong with it is logged, and the token stays.
 void assay_client_reload(assay_client_t *client);
 bool assay_client_token(const assay_client_t *client, as_token_sealed_t *token_p); // false: none
+// Encrypts what is put and decrypts what is fetched, by what names blocks are called at stores, too
+// (common/cipher.h). Taken, and freed with the client. Before the first fetch and put.
+void assay_client_take_cipher(assay_client_t *client, as_cipher_t *cipher);
+// What keys are called at stores and the scheduler: themselves without a cipher. names_p may be keys.
+void assay_client_names(const assay_client_t *client, const as_key_t *keys, size_t count,
+                        as_key_t *names_p);
 // Whether a present store refused the token, or a question for want of a right, since it was set.
 bool assay_client_is_denied(const assay_client_t *client);
 

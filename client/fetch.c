@@ -95,7 +95,7 @@ static as_status_t fill(assay_fetch_t *fetch, const assay_fetch_args_t *args)
     fetch->layers = fetch->crcs + blocks * layers;
     fetch->released = (bool *)(void *)(fetch->layers + layers);
     fetch->here = fetch->released + layers;
-    memcpy(fetch->keys, args->keys, blocks * sizeof(as_key_t));
+    assay_client_names(fetch->client, args->keys, blocks, fetch->keys);
     assay_candidates_list(fetch, args->node_ids);
     return assay_locate_plan(fetch);
 }
@@ -110,6 +110,7 @@ static void fetch_free(assay_fetch_t *fetch)
         assay_link_put(part->link);
         as_mem_free(part);
     }
+    as_mem_free(fetch->copied);
     as_mem_free(fetch->arena);
     as_mem_free(fetch);
 }
@@ -133,6 +134,7 @@ as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *
     fetch->locate_only = locate_only;
     fetch->pump = (as_task_t){.fn = on_pump, .ctx = fetch};
     fetch->extent_bytes = locate_only ? 0 : as_extent_bytes(&args->shape);
+    fetch->stored_bytes = fetch->extent_bytes + (client->cipher ? AS_CIPHER_EXTRA_BYTES : 0);
     if (fetch->args.block_stride == 0) {
         fetch->args.block_stride = fetch->extent_bytes;
     }

@@ -32,6 +32,7 @@ typedef enum assay_metric {
     ASSAY_METRIC_LOCATED_MISSES,
     ASSAY_METRIC_FETCHED_BYTES,
     ASSAY_METRIC_CHECKSUM_FAILURES,
+    ASSAY_METRIC_CIPHER_FAILURES,
     ASSAY_METRIC_LEASES_EXPIRED,
     ASSAY_METRIC_HOLES,
     ASSAY_METRIC_LINKS_LOST,
@@ -215,6 +216,7 @@ struct assay_read {
     size_t arrived_bytes;
     bool scattered; // pieces of it did not come in order
     uint32_t crc;   // of those that came, if in order
+    uint8_t *stage; // where encrypted extents arrive; made when it is needed
 };
 
 typedef enum fetch_state { FETCH_LOCATING, FETCH_READING, FETCH_ENDING, FETCH_ENDED } fetch_state_t;
@@ -242,7 +244,9 @@ struct assay_fetch {
     assay_fetch_t *prev, *next;
     assay_fetch_args_t args;
     bool locate_only;
-    size_t extent_bytes;
+    size_t extent_bytes; // in the caller's buffer
+    size_t stored_bytes; // of an extent at a store: more where it is encrypted
+    uint8_t *copied;     // an encrypted extent out of shared memory; made when it is needed
     fetch_state_t state;
     as_timer_t *timer; // deadline, time to locate, stalls
     as_task_t pump;    // there may be something to ask for or to copy
@@ -358,6 +362,7 @@ struct assay_client {
     const char *token_file; // NULL: none
     as_file_stamp_t token_stamp;
     as_timer_t *token_timer;
+    as_cipher_t *cipher; // NULL: blocks are stored as they are
     bool closing;
 };
 

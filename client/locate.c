@@ -210,9 +210,9 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
         return;
     }
     if (!fetch->locate_only) {
-        uint64_t bytes = (uint64_t)shape->layers * fetch->extent_bytes;
+        uint64_t bytes = (uint64_t)shape->layers * fetch->stored_bytes;
         const assay_link_t *link = part->link;
-        bool fits = place->layers == shape->layers && place->extent_bytes == fetch->extent_bytes &&
+        bool fits = place->layers == shape->layers && place->extent_bytes == fetch->stored_bytes &&
                     place->tokens == shape->block_tokens &&
                     place->crc_first <= part->located.crc_count &&
                     shape->layers <= part->located.crc_count - place->crc_first &&

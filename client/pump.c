@@ -11,7 +11,7 @@
 // same length.
 static uint32_t run_of(const assay_part_t *part, uint32_t left)
 {
-    size_t extent_bytes = part->fetch->extent_bytes;
+    size_t extent_bytes = part->fetch->stored_bytes;
     size_t bytes = part->link->rkey ? GET_BYTES_TARGET : ASK_BYTES_TARGET;
     uint32_t most = (uint32_t)(bytes / extent_bytes);
     if (!part->link->rkey && !part->fetch->by_block && most > ASK_BLOCKS_LARGE) {

@@ -46,6 +46,8 @@ struct assay_put {
     uint32_t asked; // copies
     uint32_t copy_count;
     put_copy_t copies[ASSAY_REPLICAS_MAX]; // best node first
+    size_t extent_bytes;                   // at the store
+    uint8_t *encrypted;                    // what is sent instead of the caller's block, or NULL
     uint32_t crcs[AS_LAYERS_MAX];
 };
 
@@ -75,6 +77,7 @@ static void put_free(assay_put_t *put)
     client->put_count--;
     as_loop_unpost(client->options.loop, &put->settle);
     as_timer_free(put->timer);
+    as_mem_free(put->encrypted);
     for (uint32_t i = 0; i < put->copy_count; i++) {
         assay_link_put(put->copies[i].link);
     }
@@ -258,9 +261,8 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
     copy->ticket = reserved.ticket;
     copy->epoch = copy->link->epoch;
     const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 0), copy->ticket};
-    status =
-        as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
-                    put->args.shape.layers * extent_bytes_of(&put->args), on_payload_sent, copy);
+    status = as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
+                         put->args.shape.layers * put->extent_bytes, on_payload_sent, copy);
     if (status != AS_OK) {
         copy_end(copy, status);
         return;
@@ -280,12 +282,40 @@ static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
 static void put_sum(assay_put_t *put)
 {
     const assay_put_args_t *args = &put->args;
-    size_t extent_bytes = extent_bytes_of(args);
     for (uint32_t layer = 0; layer < args->shape.layers; layer++) {
-        const uint8_t *extent = (const uint8_t *)args->block + layer * extent_bytes;
-        put->crcs[layer] = args->crcs ? args->crcs[layer] : as_crc32c(0, extent, extent_bytes);
+        const uint8_t *extent = (const uint8_t *)args->block + layer * put->extent_bytes;
+        put->crcs[layer] = args->crcs ? args->crcs[layer] : as_crc32c(0, extent, put->extent_bytes);
     }
     put->args.crcs = NULL; // the caller's
+}
+
+// A copy of what a store has is sent as it is.
+static as_status_t put_encrypt(assay_put_t *put)
+{
+    assay_put_args_t *args = &put->args;
+    as_cipher_t *cipher = put->client->cipher;
+    put->extent_bytes = extent_bytes_of(args);
+    if (!cipher || args->crcs) {
+        return AS_OK;
+    }
+    as_key_t named[4], keys[4] = {args->key, args->parent, args->namespace_key, args->run_key};
+    assay_client_names(put->client, keys, 4, named);
+    args->key = named[0];
+    args->parent = named[1];
+    args->namespace_key = named[2];
+    args->run_key = named[3];
+    size_t plain_bytes = put->extent_bytes;
+    put->extent_bytes += AS_CIPHER_EXTRA_BYTES;
+    put->encrypted = as_mem_alloc(args->shape.layers * put->extent_bytes);
+    as_status_t status = put->encrypted ? AS_OK : AS_ERR_NO_MEMORY;
+    for (uint32_t layer = 0; layer < args->shape.layers && status == AS_OK; layer++) {
+        const as_cipher_extent_t extent = {args->key, layer, plain_bytes};
+        status =
+            as_cipher_encrypt(cipher, &extent, (const uint8_t *)args->block + layer * plain_bytes,
+                              put->encrypted + layer * put->extent_bytes);
+    }
+    args->block = put->encrypted;
+    return status;
 }
 
 static as_status_t send_reserve(assay_call_t *call)
@@ -299,7 +329,7 @@ static as_status_t send_reserve(assay_call_t *call)
         .namespace_key = put->args.namespace_key,
         .kind = AS_WIRE_FULL,
         .layers = put->args.shape.layers,
-        .extent_bytes = (uint32_t)extent_bytes_of(&put->args),
+        .extent_bytes = (uint32_t)put->extent_bytes,
         .tokens = put->args.token_count,
         .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
         .flags = (put->args.durable ? AS_WIRE_DURABLE : 0) |
@@ -360,7 +390,11 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     }
     uint32_t asked = args->replicas > 0 ? args->replicas : client->replicas;
     uint64_t node_ids[ASSAY_REPLICAS_MAX];
-    uint32_t count = assay_client_rank(client, &args->run_key, node_ids, asked);
+    as_key_t run = args->run_key;
+    if (!args->crcs) {
+        assay_client_names(client, &args->run_key, 1, &run);
+    }
+    uint32_t count = assay_client_rank(client, &run, node_ids, asked);
     if (count == 0) {
         return AS_ERR_UNREACHABLE;
     }
@@ -373,13 +407,17 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     put->asked = asked;
     put->began_us = assay_now_us(client);
     put->settle = (as_task_t){.fn = on_settle, .ctx = put};
-    put_sum(put);
-    status = as_timer_alloc(client->options.loop, on_timer, put, &put->timer);
+    status = put_encrypt(put);
+    if (status == AS_OK) {
+        put_sum(put);
+        status = as_timer_alloc(client->options.loop, on_timer, put, &put->timer);
+    }
     if (status == AS_OK) {
         status = copies_start(put, node_ids, count);
     }
     if (status != AS_OK) {
         as_timer_free(put->timer);
+        as_mem_free(put->encrypted);
         as_pool_give(client->puts_pool, put);
         return status;
     }

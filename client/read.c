@@ -20,6 +20,7 @@
 #include "common/checksum.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/mem.h"
 
 static void on_asked_failed(void *owner, as_status_t status);
 static void on_data(void *owner, const void *header, as_net_msg_t *msg);
@@ -29,7 +30,21 @@ static void on_arrived(void *ctx, as_status_t status);
 
 static size_t read_bytes(const assay_read_t *read)
 {
-    return (size_t)read->count * read->layer_count * read->part->fetch->extent_bytes;
+    return (size_t)read->count * read->layer_count * read->part->fetch->stored_bytes;
+}
+
+// Where its bytes arrive: in the caller's buffer or, of encrypted extents, beside it. NULL: there is no
+// memory.
+static uint8_t *read_place(assay_read_t *read)
+{
+    const assay_part_t *part = read->part;
+    if (!part->fetch->client->cipher) {
+        return assay_fetch_place(part->fetch, part->blocks[read->position], read->layer);
+    }
+    if (!read->stage) {
+        read->stage = as_mem_alloc(read_bytes(read));
+    }
+    return read->stage;
 }
 
 // They are here and are not waited for any longer.
@@ -108,6 +123,7 @@ static void read_give(assay_read_t *read)
                            part->link->bytes_in_flight == 0);
         }
     }
+    as_mem_free(read->stage);
     as_pool_give(fetch->client->reads, read);
 }
 
@@ -149,15 +165,31 @@ void assay_read_forget(assay_fetch_t *fetch)
 
 // ---- checking
 
-// One extent is in the buffer; `crc` is what its bytes sum to.
-static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, uint32_t crc)
+// Into the caller's buffer.
+static bool decrypt(assay_part_t *part, uint32_t block, uint32_t layer, const uint8_t *from)
+{
+    const assay_fetch_t *fetch = part->fetch;
+    const as_cipher_extent_t extent = {fetch->keys[block], layer, fetch->extent_bytes};
+    if (as_cipher_decrypt(fetch->client->cipher, &extent, from,
+                          assay_fetch_place(fetch, block, layer)) == AS_OK) {
+        return true;
+    }
+    AS_ERROR("client", "layer %u of block %u from %s is not what was encrypted: not used", layer,
+             fetch->args.first_block + block, part->link->store.data_address);
+    as_metric_add(&assay_metrics[ASSAY_METRIC_CIPHER_FAILURES], 1);
+    return false;
+}
+
+// One extent is here, in the caller's buffer or encrypted in `from`; `crc` is what its bytes sum to.
+static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, uint32_t crc,
+                        uint8_t *from)
 {
     assay_fetch_t *fetch = part->fetch;
     uint32_t block = part->blocks[position];
-    uint8_t *bytes = assay_fetch_place(fetch, block, layer);
     if (as_fault(AS_FAULT_fetch_extent_corrupt)) {
+        uint8_t *bytes = from ? from : assay_fetch_place(fetch, block, layer);
         bytes[fetch->extent_bytes / 2] ^= 1;
-        crc = as_crc32c(0, bytes, fetch->extent_bytes);
+        crc = as_crc32c(0, bytes, fetch->stored_bytes);
     }
     uint32_t promised = fetch->crcs[(size_t)block * fetch->args.shape.layers + layer];
     if (fetch->client->options.verify_checksums && crc != promised) {
@@ -168,14 +200,37 @@ static void take_extent(assay_part_t *part, uint32_t position, uint32_t layer, u
         assay_fetch_lost(part, block, AS_ERR_CHECKSUM);
         return;
     }
+    if (from && !decrypt(part, block, layer, from)) {
+        assay_fetch_lost(part, block, AS_ERR_CHECKSUM);
+        return;
+    }
     assay_fetch_arrived(fetch, block, layer);
 }
 
-// Takes the extents of a read in order: those of `from`, or those that are in the buffer already.
+// Encrypted extents, one after the other.
+static void take_encrypted(assay_read_t *read, uint8_t *from)
+{
+    assay_part_t *part = read->part;
+    const assay_fetch_t *fetch = part->fetch;
+    for (uint32_t i = 0; i < read->count; i++) {
+        for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
+            take_extent(part, read->position + i, read->layer + l,
+                        as_crc32c(0, from, fetch->stored_bytes), from);
+            from += fetch->stored_bytes;
+        }
+    }
+}
+
+// Takes the extents of a read in order: those of `from`, or those that are in their place already.
 static void take_read(assay_read_t *read, const uint8_t *from)
 {
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
+    if (fetch->client->cipher) {
+        take_encrypted(read, read->stage);
+        note_arrived(read, read_bytes(read));
+        return;
+    }
     for (uint32_t i = 0; i < read->count; i++) {
         for (uint32_t l = 0; l < read->layer_count && fetch->state == FETCH_READING; l++) {
             uint32_t position = read->position + i, layer = read->layer + l;
@@ -187,26 +242,26 @@ static void take_read(assay_read_t *read, const uint8_t *from)
             } else if (fetch->client->options.verify_checksums) {
                 crc = as_crc32c(0, to, fetch->extent_bytes);
             }
-            take_extent(part, position, layer, crc);
+            take_extent(part, position, layer, crc, NULL);
         }
     }
     note_arrived(read, read_bytes(read));
 }
 
 // One that came in pieces is whole.
-static void take_pieces(const assay_read_t *read)
+static void take_pieces(assay_read_t *read)
 {
     assay_part_t *part = read->part;
     const assay_fetch_t *fetch = part->fetch;
-    const uint8_t *to = assay_fetch_place(fetch, part->blocks[read->position], read->layer);
     bool sums = read->scattered && fetch->client->options.verify_checksums;
     take_extent(part, read->position, read->layer,
-                sums ? as_crc32c(0, to, fetch->extent_bytes) : read->crc);
+                sums ? as_crc32c(0, read_place(read), fetch->stored_bytes) : read->crc,
+                read->stage);
 }
 
 static bool is_piece(const assay_read_t *read, size_t offset, const as_net_msg_t *msg)
 {
-    size_t extent_bytes = read->part->fetch->extent_bytes;
+    size_t extent_bytes = read->part->fetch->stored_bytes;
     return read->count * read->layer_count == 1 && msg->data && offset <= extent_bytes &&
            msg->data_bytes <= extent_bytes - offset &&
            msg->data_bytes <= extent_bytes - read->arrived_bytes;
@@ -216,8 +271,7 @@ static bool is_piece(const assay_read_t *read, size_t offset, const as_net_msg_t
 // overlap is the store's word: then the sum tells.
 static void take_piece(assay_read_t *read, size_t offset, const as_net_msg_t *msg)
 {
-    assay_part_t *part = read->part;
-    uint8_t *to = assay_fetch_place(part->fetch, part->blocks[read->position], read->layer);
+    uint8_t *to = read_place(read);
     read->scattered |= offset != read->arrived_bytes;
     read->crc = as_crc32c_copy(read->crc, to + offset, msg->data, msg->data_bytes);
     note_arrived(read, msg->data_bytes);
@@ -231,17 +285,25 @@ void assay_read_copy(assay_part_t *part)
     uint32_t block = part->blocks[part->position];
     const uint8_t *from = part->link->local +
                           (fetch->blocks[block].address - part->link->pool_address) +
-                          (size_t)part->layer * fetch->extent_bytes;
-    uint8_t *to = assay_fetch_place(fetch, block, part->layer);
+                          (size_t)part->layer * fetch->stored_bytes;
+    if (fetch->client->cipher && !fetch->copied) {
+        fetch->copied = as_mem_alloc(fetch->stored_bytes);
+        if (!fetch->copied) {
+            assay_fetch_lost(part, block, AS_ERR_NO_MEMORY);
+            return;
+        }
+    }
+    // What is decrypted must not change meanwhile, so it is copied, too.
+    uint8_t *to = fetch->copied ? fetch->copied : assay_fetch_place(fetch, block, part->layer);
     assay_rate_begin(part->link, assay_now_us(fetch->client));
-    uint32_t crc = as_crc32c_copy(0, to, from, fetch->extent_bytes);
-    assay_rate_arrived(part->link, fetch->extent_bytes);
+    uint32_t crc = as_crc32c_copy(0, to, from, fetch->stored_bytes);
+    assay_rate_arrived(part->link, fetch->stored_bytes);
     assay_rate_end(part->link, assay_now_us(fetch->client), true);
     if (!assay_lease_holds(part)) {
         assay_fetch_lost(part, block, AS_ERR_LEASE);
         return;
     }
-    take_extent(part, part->position, part->layer, crc);
+    take_extent(part, part->position, part->layer, crc, fetch->copied);
 }
 
 // ---- by one-sided read
@@ -251,11 +313,12 @@ static as_status_t start_get(assay_read_t *read)
     assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
     uint32_t block = part->blocks[read->position];
-    uint64_t address = fetch->blocks[block].address + (uint64_t)read->layer * fetch->extent_bytes;
+    uint64_t address = fetch->blocks[block].address + (uint64_t)read->layer * fetch->stored_bytes;
+    uint8_t *to = read_place(read);
     read->state = READ_ARRIVING;
-    as_status_t status = as_net_get(part->link->conn, part->link->rkey, address,
-                                    assay_fetch_place(fetch, block, read->layer),
-                                    read->layer_count * fetch->extent_bytes, on_arrived, read);
+    as_status_t status = to ? as_net_get(part->link->conn, part->link->rkey, address, to,
+                                         read_bytes(read), on_arrived, read)
+                            : AS_ERR_NO_MEMORY;
     fetch->arriving += status == AS_OK;
     return status;
 }
@@ -334,19 +397,23 @@ static void end_data(assay_read_t *read, as_status_t status)
 // The whole answer, in one message.
 static void take_answer(assay_read_t *read, as_net_msg_t *msg)
 {
-    assay_part_t *part = read->part;
-    assay_fetch_t *fetch = part->fetch;
-    uint32_t block = part->blocks[read->position];
-    if (msg->data) {
+    assay_fetch_t *fetch = read->part->fetch;
+    bool encrypted = fetch->client->cipher != NULL;
+    uint8_t *to = !msg->data || encrypted ? read_place(read) : NULL;
+    as_status_t status = to || (msg->data && !encrypted) ? AS_OK : AS_ERR_NO_MEMORY;
+    if (status == AS_OK && msg->data) {
+        if (encrypted) {
+            memcpy(to, msg->data, msg->data_bytes);
+        }
         take_read(read, msg->data);
         end_data(read, AS_OK);
         return;
     }
-    fetch->arriving++;
-    as_status_t status =
-        as_net_msg_recv(msg, assay_fetch_place(fetch, block, read->layer), on_arrived, read);
+    if (status == AS_OK) {
+        status = as_net_msg_recv(msg, to, on_arrived, read);
+    }
+    fetch->arriving += status == AS_OK;
     if (status != AS_OK) {
-        fetch->arriving--;
         end_data(read, status);
     }
 }
@@ -363,7 +430,8 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     if (status == AS_OK) {
         read->part->progress_us = assay_now_us(fetch->client);
     }
-    if (piece) {
+    bool lacks = piece && !read_place(read); // memory
+    if (piece && !lacks) {
         take_piece(read, data->offset, msg);
         if (read->arrived_bytes < read_bytes(read)) {
             wake_all(fetch);
@@ -374,8 +442,10 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     read->call = NULL;
     read->state = READ_ARRIVING; // nothing is to be forgotten any more
     if (piece) {
-        take_pieces(read);
-        end_data(read, AS_OK);
+        if (!lacks) {
+            take_pieces(read);
+        }
+        end_data(read, lacks ? AS_ERR_NO_MEMORY : AS_OK);
     } else if (status == AS_OK && whole) {
         take_answer(read, msg);
     } else {

@@ -292,21 +292,32 @@ as_status_t gpw_cluster_route(gpw_cluster_t *cluster, const gpw_route_args_t *ar
         return AS_ERR_NO_MEMORY;
     }
     *call = (route_call_t){cluster, args->key_count, args->done, args->ctx};
-    as_key_t namespace_key = args->namespace_key;
+    assay_client_t *client = cluster->options.client;
+    as_key_t *names = as_mem_alloc((args->key_count + 1) * sizeof(*names));
+    if (!names) {
+        as_mem_free(call);
+        return AS_ERR_NO_MEMORY;
+    }
+    names[args->key_count] = args->namespace_key;
+    memcpy(names, args->keys, args->key_count * sizeof(*names));
+    if (client) {
+        assay_client_names(client, names, args->key_count + 1, names);
+    }
     Assay__RouteRequest request = ASSAY__ROUTE_REQUEST__INIT;
     request.node_id = cluster->node_id;
-    request.namespace_key.data = namespace_key.bytes;
+    request.namespace_key.data = names[args->key_count].bytes;
     request.namespace_key.len = KEY_BYTES;
-    request.keys.data = (uint8_t *)(uintptr_t)args->keys;
+    request.keys.data = names->bytes;
     request.keys.len = (size_t)args->key_count * KEY_BYTES;
     request.block_tokens = args->block_tokens;
     request.prompt_tokens = args->prompt_tokens;
     as_token_sealed_t token;
-    if (cluster->options.client && assay_client_token(cluster->options.client, &token)) {
+    if (client && assay_client_token(client, &token)) {
         request.token = (ProtobufCBinaryData){sizeof(token.bytes), token.bytes};
     }
     as_status_t status = as_rpc_call(cluster->options.scheduler, "Route", &request.base,
                                      args->deadline_us, on_route, call, call_id_p);
+    as_mem_free(names);
     if (status != AS_OK) {
         as_mem_free(call);
     }

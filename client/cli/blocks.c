@@ -26,7 +26,8 @@ assay_t *cli_open(const char *scheduler, const char *run_dir, uint32_t in_flight
                                    .tls_ca = cli_tls.ca_file,
                                    .tls_cert = cli_tls.cert_file,
                                    .tls_key = cli_tls.key_file,
-                                   .token_file = cli_token_file};
+                                   .token_file = cli_token_file,
+                                   .encrypt_key_file = cli_encrypt_key_file};
     assay_t *assay;
     if (assay_open(&config, &assay) != ASSAY_OK) {
         cli_complain("%s; %s", assay_last_error(), CLI_NO_SCHEDULER);

@@ -53,6 +53,7 @@ void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)))
 extern as_rpc_tls_t cli_tls;
 // Of the subcommands that talk to the stores themselves: CLI_CLIENT_OPTIONS.
 extern const char *cli_token_file;
+extern const char *cli_encrypt_key_file; // of `put` and `get`: CLI_ENCRYPT_OPTION
 // Of the tables of subcommands that print JSON or ask a cluster: each sets the variable it names.
 #define CLI_JSON_OPTION(as_json_, help_)                                                           \
     {                                                                                              \
@@ -76,6 +77,12 @@ extern const char *cli_token_file;
     {                                                                                              \
         .name = "token", .type = AS_OPTION_STRING, .value = &cli_token_file, .metavar = "FILE",    \
         .help = "token for stores that have tenants (`assay token issue`)"                         \
+    }
+#define CLI_ENCRYPT_OPTION                                                                         \
+    {                                                                                              \
+        .name = "encrypt-key-file", .type = AS_OPTION_STRING, .value = &cli_encrypt_key_file,      \
+        .metavar = "FILE",                                                                         \
+        .help = "key (`assay token key`) by which blocks are encrypted here; stores never see it"  \
     }
 // Parses a subcommand's options. False: exit with the code. `rest_p` NULL: positional arguments are
 // refused.

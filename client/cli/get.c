@@ -28,6 +28,7 @@ static const as_option_t table[] = {
      .help = "of the blocks of bare keys, as for `assay put`; a chain tells its own"},
     CLI_JSON_OPTION(as_json, "print the figures as JSON; needs --out"),
     CLI_CLIENT_OPTIONS(scheduler, run_dir),
+    CLI_ENCRYPT_OPTION,
 };
 
 static const as_options_t options = {

@@ -44,7 +44,7 @@ void cli_complain(const char *format, ...)
 }
 
 as_rpc_tls_t cli_tls;
-const char *cli_token_file;
+const char *cli_token_file, *cli_encrypt_key_file;
 
 bool cli_options(const as_options_t *options, int argc, char **argv, int *rest_p, int *code_p)
 {

@@ -45,6 +45,7 @@ static const as_option_t table[] = {
      .max = 4.2e12},
     CLI_JSON_OPTION(as_json, "print the chain as JSON, which `assay get` takes, with the figures"),
     CLI_CLIENT_OPTIONS(scheduler, run_dir),
+    CLI_ENCRYPT_OPTION,
 };
 
 static const as_options_t options = {

@@ -85,6 +85,20 @@ static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t
     return as_net_alloc_ucx(loop, handlers, net_p);
 }
 
+static as_status_t use_cipher(daemon_t *daemon)
+{
+    as_cipher_t *cipher;
+    char why[AS_CLUSTER_KEY_WHY_BYTES];
+    const char *path = daemon->config->encrypt_key;
+    as_status_t status = as_cipher_alloc_file(path, &cipher, why);
+    if (status == AS_OK) {
+        assay_client_take_cipher(daemon->client, cipher);
+    } else {
+        AS_ERROR(COMPONENT, "--encrypt-key-file %s: %s", path, why);
+    }
+    return status;
+}
+
 // Without a scheduler there is nobody to name stores: every cache stays in this process.
 static as_status_t link_cluster(daemon_t *daemon)
 {
@@ -101,6 +115,9 @@ static as_status_t link_cluster(daemon_t *daemon)
     as_status_t status = interface ? as_net_ucx_use_interface(interface) : AS_OK;
     if (status == AS_OK) {
         status = assay_client_alloc(&options, &daemon->client);
+    }
+    if (status == AS_OK && daemon->config->encrypt_key) {
+        status = use_cipher(daemon);
     }
     if (status == AS_OK && daemon->config->token) {
         status = assay_client_use_token_file(daemon->client, daemon->config->token);

@@ -13,6 +13,7 @@ typedef struct gpw_daemon_config {
     const char *listen, *scheduler; // "host:port"; no scheduler: NULL or empty
     const char *data_interface;     // NULL: every one
     const char *token;              // file; NULL: none
+    const char *encrypt_key;        // file; NULL: none
     const char *name;               // of this worker, for people
     const char *compressor;
     const char *weights; // "f16" or "f32"

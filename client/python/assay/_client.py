@@ -200,7 +200,8 @@ class Client:
 
     scheduler: "host:port". timeout: seconds of each call that names none. in_flight_max: operations at once; one more is
     Busy. tls_ca, tls_cert, tls_key: PEM files of mutual TLS with the scheduler, all three. token_file: file with the token that
-    stores with tenants admit this client by; it is read again when it changes.
+    stores with tenants admit this client by; it is read again when it changes. encrypt_key_file: file with the key by
+    which blocks are encrypted before a put and decrypted after a get; stores never see it.
 
     keys are a Keys, bytes (32 for each) or a sequence of 32 bytes each. Buffers are anything with the buffer protocol that
     is contiguous: they are read and written where they lie, and are the library's until the call is over.
@@ -209,7 +210,8 @@ class Client:
     """
 
     def __init__(self, scheduler: str, *, timeout: float = 10.0, in_flight_max: int = 64, tls_ca: Optional[Path] = None,
-                 tls_cert: Optional[Path] = None, tls_key: Optional[Path] = None, token_file: Optional[Path] = None):
+                 tls_cert: Optional[Path] = None, tls_key: Optional[Path] = None, token_file: Optional[Path] = None,
+                 encrypt_key_file: Optional[Path] = None):
         if not isinstance(scheduler, str) or ":" not in scheduler:
             raise error_of(lib.INVALID, f'scheduler must be "host:port", but is {scheduler!r}')
         if not 0 < timeout < 4e6:
@@ -221,7 +223,8 @@ class Client:
         self._calls = 0  # that are inside the library
         self._process = os.getpid()  # a fork has the client, but not its thread
         files = {name: os.fsencode(path) for name, path in
-                 (("tls_ca", tls_ca), ("tls_cert", tls_cert), ("tls_key", tls_key), ("token_file", token_file))
+                 (("tls_ca", tls_ca), ("tls_cert", tls_cert), ("tls_key", tls_key), ("token_file", token_file),
+                  ("encrypt_key_file", encrypt_key_file))
                  if path is not None}
         config = lib.Config(scheduler=scheduler.encode(), timeout_ms=max(1, round(timeout * 1000)),
                             in_flight_max=in_flight_max, **files)

@@ -22,7 +22,7 @@ class Config(ctypes.Structure):
 
     _fields_ = [("scheduler", c_char_p), ("timeout_ms", c_uint32), ("in_flight_max", c_uint32),
                 ("tls_ca", c_char_p), ("tls_cert", c_char_p), ("tls_key", c_char_p), ("token_file", c_char_p),
-                ("reserved", c_uint64 * 10)]
+                ("encrypt_key_file", c_char_p), ("reserved", c_uint64 * 9)]
 
 
 class ShapeStruct(ctypes.Structure):

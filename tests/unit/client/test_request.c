@@ -462,7 +462,7 @@ static void what_this_version_does_not_know_is_refused(void **state)
     (void)state;
     assay_t *other;
     assay_config_t config = {.scheduler = cluster.address};
-    config.reserved[9] = 1;
+    config.reserved[8] = 1;
     assert_int_equal(assay_open(&config, &other), ASSAY_INVALID);
     assert_non_null(strstr(assay_last_error(), "= {0}"));
     assay_request_t request = request_of(ASSAY_KIND_EXISTS, 1);
