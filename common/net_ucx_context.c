@@ -31,6 +31,7 @@ static const struct {
     // A message of up to 256 KiB and its headers is sent from where it lies and received at once, and
     // is still in the second-level cache when it is taken from the buffer: 1 MiB extents in pieces
     // of 256 KiB cost each side a quarter less processor time than 64 KiB messages or a rendezvous.
+    // Both ends must have the same: UCX sends what its own buffer would hold.
     {"UCX_TCP_RX_SEG_SIZE", "264K"},
     // What lies in more than 8 places is gathered by a copy, of 64 KiB and headers at most.
     {"UCX_TCP_MAX_IOV", "12"},
