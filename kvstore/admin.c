@@ -419,7 +419,9 @@ static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRe
     if (request->start) {
         uint64_t own_us =
             store->options.drain_us > 0 ? store->options.drain_us : KVS_DRAIN_US_USUAL;
-        kvs_store_drain(store, request->timeout_ms > 0 ? request->timeout_ms * 1000 : own_us);
+        own_us = request->disk ? KVS_DRAIN_MS_MAX * 1000ull : own_us;
+        (request->disk ? kvs_store_drain_disk : kvs_store_drain)(
+            store, request->timeout_ms > 0 ? request->timeout_ms * 1000 : own_us);
     }
     kvs_drain_stat_t stat;
     kvs_store_drain_stat(store, &stat);

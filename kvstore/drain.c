@@ -16,11 +16,14 @@
 // How hot a block is, and what operators have pinned, goes along (copies.c); what is pinned goes first.
 // What a block's other stores have already they say (peers.c): so only what has too few copies is sent.
 // What they refuse for good (dropped there lately, too large, other bytes) is not tried again.
-// Blocks that are on disk only stay there, for a later start.
+// Blocks that are on disk only stay there, for a later start; or, where that is asked for, are read one by
+// one and handed over after those in RAM: the store will not be started again.
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/log.h"
+#include "kvstore/disk/disk.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
 #define TELL_US   1000000u // without an answer of the scheduler what was known before counts
@@ -50,6 +53,13 @@ struct kvs_drain {
     bool listing_late;  // what was sealed since handing_us
     uint64_t looked_us; // when somebody last asked how far it is
     bool told_leaving;
+    // Blocks that are on disk only.
+    bool with_disk, disk_is_on, stopped;
+    uint32_t cursor;
+    uint64_t disk_us;                 // when it began with these
+    uint64_t disk_blocks, disk_bytes; // of them in the stat
+    kvs_spec_t spec;                  // of the image
+    void *image;                      // NULL: none is under way
 };
 
 static uint64_t now(const kvs_drain_t *drain)
@@ -150,12 +160,13 @@ static void part(kvs_drain_t *drain, const char *why)
     drain->parting_us = now(drain);
     stat->running = false;
     stat->took_us = drain->parting_us - drain->began_us;
+    uint64_t done = stat->handed_blocks + stat->kept_blocks;
     AS_INFO("drain",
             "%s after %llu ms: of %llu blocks %llu were handed over, %llu had copies, "
             "%llu end with this store",
             why, (unsigned long long)stat->took_us / 1000, (unsigned long long)stat->blocks,
             (unsigned long long)stat->handed_blocks, (unsigned long long)stat->kept_blocks,
-            (unsigned long long)(stat->blocks - stat->handed_blocks - stat->kept_blocks));
+            (unsigned long long)(stat->blocks > done ? stat->blocks - done : 0));
     if (stat->handed_pins < stat->pinned_blocks) {
         AS_WARN("drain", "of %llu pinned blocks only %llu are pinned at other stores now",
                 (unsigned long long)stat->pinned_blocks, (unsigned long long)stat->handed_pins);
@@ -190,6 +201,21 @@ static void hand_soon(kvs_drain_t *drain)
     }
 }
 
+static void count_handed(kvs_drain_t *drain, size_t bytes)
+{
+    drain->stat.handed_blocks++;
+    drain->stat.handed_bytes += bytes;
+    as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BLOCKS], 1);
+    as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], (int64_t)bytes);
+}
+
+// Whether there is nothing more to try.
+static bool is_decided(as_status_t status)
+{
+    return status == AS_OK || status == AS_ERR_EXISTS || status == AS_ERR_LIMIT ||
+           status == AS_ERR_CONFLICT || status == AS_ERR_NOT_FOUND;
+}
+
 static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
 {
     (void)sent;
@@ -200,13 +226,10 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_
     drain->under_way--;
     drain->under_way_bytes -= kvs_block_bytes(block);
     if (status == AS_OK) {
-        stat->handed_blocks++;
-        stat->handed_bytes += kvs_block_bytes(block);
-        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BLOCKS], 1);
-        as_metric_add(&kvs_metrics[KVS_METRIC_DRAINED_BYTES], kvs_block_bytes(block));
+        count_handed(drain, kvs_block_bytes(block));
     } else if (status == AS_ERR_EXISTS) {
         stat->kept_blocks++;
-    } else if (status == AS_ERR_LIMIT || status == AS_ERR_CONFLICT || status == AS_ERR_NOT_FOUND) {
+    } else if (is_decided(status)) {
         AS_DEBUG("drain", "a block was refused: %s", as_status_str(status));
     } else {
         AS_DEBUG("drain", "a block was not taken: %s", as_status_str(status));
@@ -249,6 +272,108 @@ static bool hand_one(kvs_drain_t *drain)
     return true;
 }
 
+// ---- disk
+
+static bool is_in_ram(const kvs_drain_t *drain, const kvs_spec_t *spec)
+{
+    const kvs_block_t *block = kvs_index_find(drain->store->index, &spec->key, kvs_realm_of(spec));
+    return block && (!drain->disk_is_on || block->sealed_us < drain->disk_us);
+}
+
+// Some may have come to RAM since they were counted.
+static void count_disk(kvs_drain_t *drain)
+{
+    uint32_t cursor = 0;
+    drain->stat.blocks -= drain->disk_blocks;
+    drain->stat.bytes -= drain->disk_bytes;
+    drain->disk_blocks = drain->disk_bytes = 0;
+    for (const kvs_spec_t *spec; (spec = kvs_tier_next(drain->store, &cursor)) != NULL;) {
+        if (spec->kind == AS_WIRE_FULL && !is_in_ram(drain, spec)) {
+            drain->disk_blocks++;
+            drain->disk_bytes += kvs_image_crcs_at(spec);
+        }
+    }
+    drain->stat.blocks += drain->disk_blocks;
+    drain->stat.bytes += drain->disk_bytes;
+}
+
+static void image_end(kvs_drain_t *drain, bool again)
+{
+    as_mem_free(drain->image);
+    drain->image = NULL;
+    drain->cursor -= again;
+    if (drain->phase == HANDING) {
+        as_timer_start(drain->timer, again ? ROUND_US : 0);
+    }
+}
+
+static void on_image_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
+{
+    (void)block;
+    (void)sent;
+    kvs_drain_t *drain = ctx;
+    if (status == AS_OK) {
+        count_handed(drain, kvs_image_crcs_at(&drain->spec));
+    }
+    drain->stat.kept_blocks += status == AS_ERR_EXISTS;
+    if (is_decided(status)) {
+        drain->progress_us = now(drain);
+    } else {
+        AS_DEBUG("drain", "a block from disk was not taken: %s", as_status_str(status));
+    }
+    image_end(drain, !is_decided(status));
+}
+
+static void on_image(void *ctx, as_status_t status)
+{
+    kvs_drain_t *drain = ctx;
+    kvs_store_t *store = drain->store;
+    bool goes_on = status == AS_OK && !drain->stopped && drain->phase == HANDING &&
+                   kvs_tier_find(store, &drain->spec.key, kvs_realm_of(&drain->spec));
+    if (goes_on) {
+        status = kvs_push_image(store, &drain->spec, drain->image, on_image_pushed, drain);
+        if (status == AS_OK) {
+            return;
+        }
+    }
+    image_end(drain, goes_on && status != AS_ERR_NOT_FOUND); // else bad on disk, dropped, or over
+}
+
+// False: all that is on disk was handed over.
+static bool hand_from_disk(kvs_drain_t *drain)
+{
+    kvs_store_t *store = drain->store;
+    if (!drain->with_disk) {
+        return false;
+    }
+    if (!drain->disk_is_on) {
+        drain->disk_us = drain->progress_us = now(drain);
+        drain->disk_is_on = true;
+        count_disk(drain);
+    }
+    for (uint32_t looks = 0; !drain->image && looks < LOOKS_MAX; looks++) {
+        const kvs_spec_t *spec = kvs_tier_next(store, &drain->cursor);
+        if (!spec) {
+            return false;
+        }
+        if (spec->kind != AS_WIRE_FULL || is_in_ram(drain, spec)) {
+            continue;
+        }
+        drain->spec = *spec;
+        drain->image = as_mem_aligned(KVS_POOL_GRAIN_BYTES, kvs_image_bytes(&drain->spec));
+        as_status_t status = drain->image ? kvs_disk_read(kvs_tier_disk(store), &drain->spec,
+                                                          drain->image, on_image, drain)
+                                          : AS_ERR_NO_MEMORY;
+        if (status != AS_OK) {
+            drain->cursor -= status != AS_ERR_NOT_FOUND; // else gone meanwhile
+            as_mem_free(drain->image);
+            drain->image = NULL;
+            break;
+        }
+    }
+    return true;
+}
+
 // What was reserved before the drain began may be sealed while it hands over: once nothing is reserved
 // any more, that is handed too. False: there is none, or no memory to list it.
 static bool list_late(kvs_drain_t *drain)
@@ -272,7 +397,8 @@ static void hand_some(kvs_drain_t *drain)
     if (now(drain) >= drain->progress_us + STALL_US) {
         part(drain, "no store has taken a block for a while");
     } else if (drain->next == drain->count && drain->under_way == 0 && drain->again == 0) {
-        if (kvs_puts_count(drain->store->puts) == 0 && !list_late(drain)) {
+        if (kvs_puts_count(drain->store->puts) == 0 && !list_late(drain) &&
+            !hand_from_disk(drain)) {
             part(drain, "done");
         } else {
             as_timer_start(drain->timer, LOOK_US);
@@ -298,6 +424,9 @@ static void hand_begin(kvs_drain_t *drain)
     } else if (order_make(drain) != AS_OK) {
         part(drain, "no memory for the list of blocks; ended");
     } else {
+        if (drain->with_disk) {
+            count_disk(drain);
+        }
         AS_INFO("drain", "handing %llu blocks of %llu MiB to %u stores",
                 (unsigned long long)drain->stat.blocks, (unsigned long long)drain->stat.bytes >> 20,
                 kvs_peers_others(store));
@@ -342,11 +471,19 @@ as_status_t kvs_drain_alloc(kvs_store_t *store)
     return as_timer_alloc(store->options.loop, on_timer, drain, &drain->timer);
 }
 
+void kvs_drain_stop(kvs_store_t *store)
+{
+    if (store->drain) {
+        store->drain->stopped = true;
+    }
+}
+
 void kvs_drain_free(kvs_store_t *store)
 {
     kvs_drain_t *drain = store->drain;
     if (drain) {
         as_timer_free(drain->timer);
+        as_mem_free(drain->image);
         as_mem_free(drain->order);
         as_mem_free(drain);
         store->drain = NULL;
@@ -373,6 +510,12 @@ void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us)
     kvs_repair_stop(store);
     bool asks = kvs_report_beat(store->report);
     as_timer_start(drain->timer, asks && timeout_us > TELL_US ? TELL_US : asks ? timeout_us : 0);
+}
+
+void kvs_store_drain_disk(kvs_store_t *store, uint64_t timeout_us)
+{
+    store->drain->with_disk |= store->drain->phase == OFF;
+    kvs_store_drain(store, timeout_us);
 }
 
 void kvs_store_drain_stat(kvs_store_t *store, kvs_drain_stat_t *stat_p)

@@ -343,13 +343,14 @@ void kvs_store_free(kvs_store_t *store)
         kvs_conn_close(store->conns);
     }
     kvs_repair_stop(store);
+    kvs_drain_stop(store);
     kvs_peers_free(store);
-    kvs_drain_free(store);
     kvs_scrub_stop(store);
     kvs_admin_stop(store);
     kvs_tier_free(store); // its threads use the memory
     kvs_scrub_free(store);
     kvs_repair_free(store);
+    kvs_drain_free(store);
     as_net_mem_free(store->mem);
     as_net_free(store->net); // every callback that is still out comes now
     as_timer_free(store->sweep);

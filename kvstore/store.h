@@ -373,7 +373,8 @@ uint64_t kvs_repair_pending(const kvs_store_t *store);
 
 // drain.c
 as_status_t kvs_drain_alloc(kvs_store_t *store) AS_MUST_USE;
-void kvs_drain_free(kvs_store_t *store);
+void kvs_drain_stop(kvs_store_t *store);        // for good
+void kvs_drain_free(kvs_store_t *store);        // after the disk has ended
 bool kvs_drain_is_on(const kvs_store_t *store); // nothing new is taken
 // The scheduler's list is new; `told`: it knows that this store drains.
 void kvs_drain_on_peers(kvs_store_t *store, bool told);

@@ -11,7 +11,7 @@
 #define LOOK_NS 200000000 // between two looks at the store
 
 static const char *scheduler, *run_dir;
-static bool as_json, no_start;
+static bool as_json, no_start, with_disk;
 static int64_t timeout_us;
 
 static const as_option_t table[] = {
@@ -20,9 +20,15 @@ static const as_option_t table[] = {
      .value = &timeout_us,
      .fallback = "0s",
      .metavar = "TIME",
-     .help = "for handing over; 0s is the store's --drain-timeout, or 30s where that is none",
+     .help = "for handing over; 0s is the store's --drain-timeout, or 30s where that is none; with "
+             "--disk as long as it takes",
      .min = 0,
      .max = 86400e6},
+    {.name = "disk",
+     .type = AS_OPTION_BOOL,
+     .value = &with_disk,
+     .fallback = "false",
+     .help = "also what is on its disk only: it will not be started again"},
     {.name = "show",
      .type = AS_OPTION_BOOL,
      .value = &no_start,
@@ -78,6 +84,7 @@ static Assay__StoreDrainReply *look(const Assay__NodeStat *node, bool start)
 {
     Assay__StoreDrainRequest request = ASSAY__STORE_DRAIN_REQUEST__INIT;
     request.start = start;
+    request.disk = start && with_disk;
     request.timeout_ms = (uint64_t)timeout_us / 1000;
     return (Assay__StoreDrainReply *)cli_call(node->rpc_address, &assay__store__descriptor, "Drain",
                                               &request.base, CLI_NO_STORE);

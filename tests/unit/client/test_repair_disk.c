@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Repair over UCX of blocks that are on disk only, between stores that ask for tokens: the copies are
+// Repair and drain over UCX of blocks that are on disk only, between stores that ask for tokens: the copies are
 // the tenant's, and right.
 #include "disk_world.h"
 
@@ -95,10 +95,52 @@ static void blocks_on_disk_are_given_their_copies_as_their_tenants(void **state)
     assert_nothing_is_held(&world);
 }
 
+static void on_drained(void *ctx)
+{
+    *(bool *)ctx = true;
+}
+
+static void a_store_that_is_removed_hands_over_what_is_on_its_disk(void **state)
+{
+    (void)state;
+    bool is_drained = false;
+    world_options_t options = world_defaults(false);
+    options.store.cluster_key = keys;
+    options.store.repair_bytes_per_second = 0;
+    world_options_t with_disk = options;
+    with_disk.store.disk_directory = directory;
+    with_disk.store.disk_bytes = 32u << 20;
+    with_disk.store.on_drained = on_drained;
+    with_disk.store.drained_ctx = &is_drained;
+    world_open(&world, &with_disk);
+    enter(7);
+    world.durable = true;
+    put_chain(&world, BLOCKS);
+    start_again(&with_disk);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 4}).block_count, 4); // in RAM, too
+    assert_int_equal(world_store_start(&world, 1, &options.store), AS_OK);
+    world.store_count = 2;
+    tell_peers(0);
+    kvs_store_drain_disk(world.stores[0], WAIT_US);
+    assert_true(world_run(&world, &is_drained));
+    kvs_drain_stat_t stat;
+    kvs_store_drain_stat(world.stores[0], &stat);
+    assert_int_equal(stat.blocks, BLOCKS);
+    assert_int_equal(stat.handed_blocks, BLOCKS);
+    assert_int_equal(stat.handed_bytes, BLOCKS * as_block_bytes(&world.shape));
+    assert_int_equal(stat.kept_blocks, 0);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        assert_non_null(
+            kvs_index_find(world.stores[1]->index, &world.keys[i], kvs_realm(7, AS_WIRE_FULL)));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(blocks_on_disk_are_given_their_copies_as_their_tenants,
+                                        begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(a_store_that_is_removed_hands_over_what_is_on_its_disk,
                                         begin, disk_world_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
