@@ -50,7 +50,7 @@ as_status_t kvs_disk_check_next(kvs_disk_t *disk, kvs_check_t *check, kvs_disk_d
     job->bytes = left < KVS_CHECK_PIECE_BYTES ? left : KVS_CHECK_PIECE_BYTES;
     job->done = done;
     job->ctx = ctx;
-    kvs_worker_give(disk->reader, job);
+    kvs_disk_give_read(disk, job);
     return AS_OK;
 }
 

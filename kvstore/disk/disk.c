@@ -350,6 +350,12 @@ kvs_job_t *kvs_disk_read_job(kvs_disk_t *disk, uint32_t at)
     return job;
 }
 
+void kvs_disk_give_read(kvs_disk_t *disk, kvs_job_t *job)
+{
+    kvs_worker_give(disk->reader, job);
+    kvs_files_wake_reader(disk->files);
+}
+
 as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
                           kvs_disk_done_fn done, void *ctx)
 {
@@ -365,7 +371,7 @@ as_status_t kvs_disk_read(kvs_disk_t *disk, const kvs_spec_t *spec, void *image,
     job->bytes = kvs_image_bytes(spec);
     job->done = done;
     job->ctx = ctx;
-    kvs_worker_give(disk->reader, job);
+    kvs_disk_give_read(disk, job);
     return AS_OK;
 }
 

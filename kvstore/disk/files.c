@@ -418,6 +418,11 @@ static void on_read(void *ctx, kvs_io_op_t *op)
     kvs_worker_finish(feed->worker, job);
 }
 
+void kvs_files_wake_reader(kvs_files_t *files)
+{
+    kvs_io_wake(files->read_io);
+}
+
 void kvs_files_read(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
 {
     kvs_files_t *files = ctx;

@@ -24,7 +24,8 @@ typedef struct kvs_io_op {
     size_t done; // out: bytes
 } kvs_io_op_t;
 
-// Where operations come from and go to. Both are called from kvs_io_run, while others are in flight.
+// Where operations come from and go to. Both are called from kvs_io_run, while others are in flight:
+// what is done makes room for the next, which goes before `done` is called.
 typedef struct kvs_io_source {
     kvs_io_op_t *(*next)(void *ctx); // NULL: none now
     void (*done)(void *ctx, kvs_io_op_t *op);
@@ -32,8 +33,11 @@ typedef struct kvs_io_source {
 } kvs_io_source_t;
 
 as_status_t kvs_io_alloc(kvs_io_t **io_p) AS_MUST_USE;
-void kvs_io_free(kvs_io_t *io); // NULL is fine
+void kvs_io_free(kvs_io_t *io);              // NULL is fine
+bool kvs_io_is_parallel(const kvs_io_t *io); // has io_uring
 // Returns when the source has no more and all are done or have failed; each has its own error.
 void kvs_io_run(kvs_io_t *io, const kvs_io_source_t *source);
+// From any thread: the source has more, which kvs_io_run need not find out by what is done next.
+void kvs_io_wake(kvs_io_t *io);
 
 #endif

@@ -64,6 +64,7 @@ void kvs_segment_remove_if_unread(kvs_disk_t *disk, kvs_segment_t *segment);
 kvs_job_t *kvs_disk_job(kvs_disk_t *disk, kvs_job_kind_t kind); // NULL: no memory
 // A READ of an entry, for the reader; NULL: no more now.
 kvs_job_t *kvs_disk_read_job(kvs_disk_t *disk, uint32_t at);
+void kvs_disk_give_read(kvs_disk_t *disk, kvs_job_t *job);
 void kvs_disk_job_done(void *job);
 
 #endif

@@ -82,5 +82,6 @@ as_status_t kvs_files_each_segment(kvs_files_t *files, void (*each)(void *ctx, u
 void kvs_files_remove_segment(kvs_files_t *files, uint32_t number);
 void kvs_files_write(void *files, kvs_worker_t *worker, kvs_job_t *jobs); // all but READ
 void kvs_files_read(void *files, kvs_worker_t *worker, kvs_job_t *jobs);  // READ
+void kvs_files_wake_reader(kvs_files_t *files);                           // it was given more
 
 #endif
