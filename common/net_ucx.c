@@ -250,7 +250,7 @@ static void tick(ucx_net_t *net)
     net->ticking = true;
     // What has ended is reported after each call: a peer that has its bytes asks for more at once,
     // and owners count what is under way.
-    for (unsigned i = 0; i < PROGRESS_MAX && ucp_worker_progress(net->worker) > 0; i++) {
+    for (unsigned i = 0; i < PROGRESS_MAX && ucx_progress(net->worker) > 0; i++) {
         deliver(net);
         any = true;
     }
@@ -363,7 +363,7 @@ static void net_reap(ucx_net_t *net)
         for (ucx_list_t *at = net->dying.next; at != &net->dying; at = at->next) {
             UCX_LIST_OF(at, ucx_conn_t)->user_closed = true; // lost, and not closed by its owner
         }
-        while (ucp_worker_progress(net->worker) > 0) {
+        while (ucx_progress(net->worker) > 0) {
         }
         deliver(net);
     }

@@ -190,6 +190,10 @@ void ucx_port_admit(ucx_net_t *net);
 void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from);
 void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
 
+// net_ucx_send.c
+unsigned ucx_progress(ucp_worker_h worker);
+bool ucx_send_is_ours(void); // a send that fails does no harm
+
 // net_ucx_listener.c
 as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local) AS_MUST_USE;
 void ucx_listener_close(ucx_net_t *net);

@@ -106,6 +106,9 @@ static void raise_events(void)
 static as_status_t context_make(void)
 {
     raise_events();
+    if (!ucx_send_is_ours()) {
+        setenv("UCX_ZCOPY_THRESH", "inf", 0);
+    }
     for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
         setenv(settings[i].name, settings[i].value, 0);
     }

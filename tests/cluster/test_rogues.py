@@ -8,10 +8,13 @@ import subprocess
 
 import pytest
 
+from crash import FULL
 from crowd import BY_MESSAGES, SANITIZED, metric, others_are_served, rss_kib, start
 from harness import BIN, END_SECONDS, wait_until
 
+LOOPS = 100 if FULL else 6
 STANDING = 12
+ASKED = 240  # answers of 64 KiB that one who stands still asks for: more than sockets take
 # What is handed to the network of a connection is 2 MiB, and that is in the pool: what is added are buffers of UCX.
 STANDING_KIB = 4 * 1024 if SANITIZED else 1024
 OK, LEASE = 0, 6  # statuses of proto/wire.h
@@ -67,8 +70,34 @@ def test_readers_that_stop_taking_hold_up_nobody_and_cost_little(store):
         rogue.kill()
     for rogue in rogues[1::2]:
         rogue.child.send_signal(signal.SIGCONT)
-        assert rogue.said() == ["DATA=0"] * (240 - 1) + ["open"]
+        assert rogue.said() == ["DATA=0"] * (ASKED - 1) + ["open"]
     assert rss_kib(store) - before_kib <= STANDING * STANDING_KIB
+
+
+def test_a_client_outlives_a_store_that_is_killed_in_mid_transfer(tmp_path):
+    for number in range(LOOPS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        store = start(folder, resource.getrlimit(resource.RLIMIT_NOFILE), "--lease-max-ms=60000", blocks=32)
+        rogues = [Rogue(store, "stand_still") for _ in range(2)]
+        for rogue in rogues:
+            rogue.until("stopped")
+        store.kill()
+        store.end()
+        store.check()
+        for rogue in rogues:
+            rogue.child.send_signal(signal.SIGCONT)
+            words = rogue.said()
+            assert words[-1] == "closed" and len(words) < ASKED and set(words[:-1]) <= {"DATA=0"}, words
+
+
+def test_a_store_outlives_clients_that_are_killed_in_mid_transfer(store):
+    for _ in range(LOOPS):
+        rogues = [Rogue(store, "stand_still") for _ in range(2)]
+        for rogue in rogues:
+            rogue.until("stopped")
+            rogue.kill()
+    others_are_served(store, 100)
 
 
 def test_messages_that_come_again_are_answered_again_and_do_nothing_more(store):

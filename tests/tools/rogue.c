@@ -113,7 +113,7 @@ static void release(rogue_t *rogue, size_t payload_bytes)
 
 // ---- what it does
 
-// Asks for 60 MiB and stops taking when the first of them come. Woken, it takes them all.
+// Asks for 15 MiB and stops taking when the first of them come. Woken, it takes them all.
 static void stand_still(rogue_t *rogue, uint32_t answers)
 {
     if (answers == 1) {
