@@ -70,6 +70,7 @@ void assay_client_options_init(assay_client_options_t *options)
         .puts_max = 64,
         .fetches_max = 64,
         .bytes_in_flight_max = (size_t)16 << 20,
+        .stage_bytes = (size_t)32 << 20,
         .connect_timeout_us = 2000000,
         .stall_timeout_us = 2000000,
         .retry_after_us = 1000000,
@@ -172,6 +173,7 @@ void assay_client_free(assay_client_t *client)
     as_cipher_free(client->cipher);
     as_pool_free(client->reads);
     as_pool_free(client->puts_pool);
+    assay_stage_free(client);
     as_mem_free(client->calls);
     client->magic = 0;
     as_mem_free(client);

@@ -41,6 +41,7 @@ typedef struct assay_client_options {
     // Asked for and not yet here, per connection, at most; one ask may exceed it. How much it is follows
     // the store's rate and distance.
     size_t bytes_in_flight_max;
+    size_t stage_bytes;          // of memory that stores on this host take puts from; 0: none
     uint64_t connect_timeout_us; // of connecting, and of each LOCATE
     uint64_t stall_timeout_us;   // a store that owes bytes and sends none for this long is given up
     // A store that failed is not tried again for this long, twice as long after the next failure, and

@@ -209,6 +209,7 @@ static as_status_t link_connect(assay_link_t *link)
     memset(link->urgent_bytes, 0, sizeof(link->urgent_bytes));
     link->asking.ask_count = 0;
     assay_window_reset(link);
+    link->stage = LINK_STAGE_UNKNOWN;
     as_conn_set_user(link->conn, link);
     as_timer_start(link->timer, client->options.connect_timeout_us);
     status = say_hello(link);
@@ -479,9 +480,9 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
         break;
     case AS_WIRE_LOCATED:
     case AS_WIRE_DATA:
-    case AS_WIRE_RESERVED:
     case AS_WIRE_RENEWED:
-    case AS_WIRE_COMMITTED:
+    case AS_WIRE_SHARED:
+    case AS_WIRE_STORED:
         answer(link, head, msg);
         break;
     default:

@@ -4,7 +4,7 @@
 // A link is the connection to one store. A call is one question on a link, from when it is
 // submitted until its answer or failure. A fetch is made of parts (what one LOCATE asks of one
 // store) and, once located, of reads (extents asked for or arriving). A put is made of copies, each
-// of two calls and a write.
+// of one call.
 #ifndef ASSAY_INTERNAL_H
 #define ASSAY_INTERNAL_H
 
@@ -63,6 +63,9 @@ typedef struct assay_call assay_call_t;
 
 typedef enum link_state { LINK_IDLE, LINK_CONNECTING, LINK_READY, LINK_DOWN } link_state_t;
 
+// Whether the store takes blocks out of our memory (stage.c); ASKED is no, until it says yes.
+typedef enum link_stage { LINK_STAGE_UNKNOWN, LINK_STAGE_ASKED, LINK_STAGE_SHARED } link_stage_t;
+
 // How fast a store is (rate.c).
 typedef struct link_rate {
     double locate_us, bytes_per_us; // running means; 0: not known
@@ -104,6 +107,7 @@ struct assay_link {
     size_t rkey_bytes;
     uint32_t reads_in_flight;
     size_t bytes_in_flight, urgent_bytes[ASSAY_URGENCY_COUNT]; // all; of each urgency
+    link_stage_t stage;
     link_rate_t rate;
     link_window_t window;
     as_wire_read_t asking; // a READ that is being filled (read.c)
@@ -334,6 +338,15 @@ void assay_read_copy(assay_part_t *part);     // one extent, by pointer
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
 
+// stage.c
+typedef struct assay_stage assay_stage_t;
+bool assay_stage_offer(assay_link_t *link); // whether the store takes blocks from it
+// Room for a block; NULL: there is none. To be given back; may_be_read: a store has not answered.
+void *assay_stage_take(assay_client_t *client, size_t bytes);
+uint64_t assay_stage_offset(const assay_client_t *client, const void *block);
+void assay_stage_give(assay_client_t *client, const void *block, bool may_be_read);
+void assay_stage_free(assay_client_t *client);
+
 // token.c: why a store may have refused our token, as the end of a sentence.
 const char *assay_token_fault(const assay_client_t *client);
 
@@ -356,6 +369,8 @@ struct assay_client {
     uint32_t fetch_weights; // of all fetches (assay_urgency_weight)
     assay_put_t *puts;
     uint32_t put_count;
+    assay_stage_t *stage; // NULL: none yet
+    bool stage_failed;    // there is no memory for it
     uint64_t conflict_told_us;
     bool has_token;
     as_token_sealed_t token;

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Putting one block: to each of the best nodes of its run at once, RESERVE, then WRITE and COMMIT
-// back to back.
+// Putting one block: to each of the best nodes of its run at once, one PUT.
 //
-//   RESERVING -> WRITING -> ENDING       of each copy
+//   ASKING -> ENDING       of each copy
 //
-//   RESERVING  the store gets the digest of the block's checksums and makes room, or says that it has
-//              the block already: then nothing is sent. With other bytes it is a conflict.
-//   WRITING    the block goes out, and its checksums after it; the store compares them and makes the
-//              block visible.
-//   ENDING     what became of the copy is decided; it waits until the network lets go of the
-//              caller's block. Past the deadline the connection is closed, which makes it let go.
+//   ASKING  the block goes out with its checksums, or lies on the stage for a store of the same host to
+//           take it. The store compares them and makes the block visible, or says that it has it
+//           already: then the bytes of a large one are not sent. With other bytes it is a conflict.
+//   ENDING  what became of the copy is decided; it waits until the network lets go of the caller's
+//           block. Past the deadline the connection is closed, which makes it let go.
 //
 // The put is over when all its copies are. One that was written or was there is enough for it to be
 // a success; how many there are is told beside.
@@ -23,7 +21,7 @@
 #define CANCEL_GRACE_US  100000u
 #define CONFLICT_TELL_US 10000000u // a line in the log at most so often
 
-typedef enum put_state { RESERVING, WRITING, ENDING } put_state_t;
+typedef enum put_state { ASKING, ENDING } put_state_t;
 
 typedef struct put_copy {
     assay_put_t *put;
@@ -31,8 +29,8 @@ typedef struct put_copy {
     put_state_t state;
     assay_call_t *call;
     uint64_t epoch; // of the connection that the block is sent on
-    uint64_t ticket;
-    uint32_t sending; // payloads that the network still refers to
+    bool sending;   // the network still refers to the block
+    bool staged;    // the store takes it from the stage, and has not answered
     as_status_t status;
 } put_copy_t;
 
@@ -48,6 +46,7 @@ struct assay_put {
     put_copy_t copies[ASSAY_REPLICAS_MAX]; // best node first
     size_t extent_bytes;                   // at the store
     uint8_t *encrypted;                    // what is sent instead of the caller's block, or NULL
+    void *staged;                          // the block on the stage; NULL: it is not there
     uint32_t crcs[AS_LAYERS_MAX];
 };
 
@@ -66,6 +65,13 @@ static size_t extent_bytes_of(const assay_put_args_t *args)
 static void put_free(assay_put_t *put)
 {
     assay_client_t *client = put->client;
+    bool may_be_read = false;
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        may_be_read |= put->copies[i].staged;
+    }
+    if (put->staged) {
+        assay_stage_give(client, put->staged, may_be_read);
+    }
     if (put->next) {
         put->next->prev = put->prev;
     }
@@ -104,12 +110,19 @@ static as_status_t put_result(const assay_put_t *put, uint32_t *copies_p, uint64
     return best->status;
 }
 
+// Whether the store took the bytes of a block that was offered, or may have.
+static bool was_taken(as_status_t status)
+{
+    return status == AS_OK || status == AS_ERR_CHECKSUM || status == AS_ERR_DEADLINE ||
+           status == AS_ERR_CANCELLED || status == AS_ERR_PEER_LOST || status == AS_ERR_LEASE;
+}
+
 static void tell_each(const assay_put_t *put, assay_put_copies_t *each)
 {
     *each = (assay_put_copies_t){.count = put->copy_count};
     for (uint32_t i = 0; i < put->copy_count; i++) {
         each->statuses[i] = put->copies[i].status;
-        each->sent += put->copies[i].ticket != 0;
+        each->sent += was_taken(put->copies[i].status);
     }
 }
 
@@ -117,7 +130,7 @@ static void on_settle(void *ctx)
 {
     assay_put_t *put = ctx;
     for (uint32_t i = 0; i < put->copy_count; i++) {
-        if (put->copies[i].state != ENDING || put->copies[i].sending > 0) {
+        if (put->copies[i].state != ENDING || put->copies[i].sending) {
             return;
         }
     }
@@ -168,13 +181,6 @@ static void copy_end(put_copy_t *copy, as_status_t status)
         assay_call_drop(copy->call);
         copy->call = NULL;
     }
-    bool kept = status == AS_OK || status == AS_ERR_EXISTS;
-    if (!kept && copy->ticket != 0 && assay_link_is(copy->link, copy->epoch)) {
-        const as_wire_ticket_t abandon = {as_wire_head(AS_WIRE_ABANDON, 0), copy->ticket};
-        as_status_t sent =
-            as_net_send(copy->link->conn, &abandon, sizeof(abandon), NULL, 0, NULL, NULL);
-        (void)sent; // else the reservation expires
-    }
     as_loop_post(put->client->options.loop, &put->settle);
 }
 
@@ -202,7 +208,7 @@ static void on_timer(void *ctx)
         if (silent) {
             assay_link_silent(copy->link, put->began_us);
         }
-        if (copy->sending > 0 && assay_link_is(copy->link, copy->epoch)) {
+        if (copy->sending && assay_link_is(copy->link, copy->epoch)) {
             assay_link_fail(copy->link, AS_ERR_DEADLINE);
         }
     }
@@ -214,77 +220,90 @@ static void on_payload_sent(void *ctx, as_status_t status)
 {
     (void)status; // a lost connection fails the call too
     put_copy_t *copy = ctx;
-    copy->sending--;
+    copy->sending = false;
     as_loop_post(copy->put->client->options.loop, &copy->put->settle);
 }
 
-static as_status_t send_commit(assay_call_t *call)
+// In the place of the block's bytes goes where they lie, when the store takes them from there.
+static as_status_t send_put(assay_call_t *call)
 {
     put_copy_t *copy = call->owner;
     const assay_put_t *put = copy->put;
-    const as_wire_commit_t ask = {.head = as_wire_head(AS_WIRE_COMMIT, assay_call_id(call)),
-                                  .ticket = copy->ticket,
-                                  .crc_count = put->args.shape.layers,
-                                  .flags = put->args.durable ? AS_WIRE_DURABLE : 0};
-    as_status_t status =
-        as_net_send(copy->link->conn, &ask, sizeof(ask), put->crcs,
-                    put->args.shape.layers * sizeof(uint32_t), on_payload_sent, copy);
-    copy->sending += status == AS_OK;
+    const assay_put_args_t *args = &put->args;
+    size_t extent_bytes = put->extent_bytes;
+    copy->epoch = copy->link->epoch;
+    copy->staged = put->staged && assay_stage_offer(copy->link);
+    as_wire_put_t ask = {
+        .head = as_wire_head(AS_WIRE_PUT, assay_call_id(call)),
+        .key = args->key,
+        .parent = args->parent,
+        .namespace_key = args->namespace_key,
+        .kind = AS_WIRE_FULL,
+        .layers = args->shape.layers,
+        .extent_bytes = (uint32_t)extent_bytes,
+        .tokens = args->token_count,
+        .flags = (args->durable ? AS_WIRE_DURABLE : 0) |
+                 (args->extent_bytes > 0 ? AS_WIRE_COPY | args->copy_flags : 0) |
+                 (copy->staged ? AS_WIRE_STAGED : 0),
+        .ttl_ms = args->ttl_ms,
+        .tenant = args->tenant,
+        .place = as_key_hash(&args->run_key),
+        .offset = copy->staged ? assay_stage_offset(put->client, put->staged) : 0,
+    };
+    memcpy(ask.crcs, put->crcs, ask.layers * sizeof(uint32_t));
+    size_t header_bytes = as_wire_put_bytes(ask.layers);
+    if (copy->staged) {
+        return as_net_send(copy->link->conn, &ask, header_bytes, NULL, 0, NULL, NULL);
+    }
+    // A copy is offered, however small: most often it is there already.
+    as_status_t (*send)(as_conn_t *, const void *, size_t, const void *, size_t, as_net_done_fn,
+                        void *) = args->extent_bytes > 0 ? as_net_offer : as_net_send;
+    as_status_t status = send(copy->link->conn, &ask, header_bytes, args->block,
+                              ask.layers * extent_bytes, on_payload_sent, copy);
+    copy->sending = status == AS_OK;
     return status;
 }
 
-static void on_committed(void *owner, const void *header, as_net_msg_t *msg)
+static void on_stored(void *owner, const void *header, as_net_msg_t *msg)
 {
     (void)msg;
     put_copy_t *copy = owner;
     copy->call = NULL;
-    copy_end(copy, as_wire_status_to(((const as_wire_committed_t *)header)->status));
-}
-
-static void on_reserved(void *owner, const void *header, as_net_msg_t *msg)
-{
-    (void)msg;
-    put_copy_t *copy = owner;
-    assay_put_t *put = copy->put;
-    as_wire_reserved_t reserved;
-    memcpy(&reserved, header, sizeof(reserved));
-    copy->call = NULL;
-    as_status_t status = as_wire_status_to(reserved.status);
+    copy->staged = false;
+    as_status_t status = as_wire_status_to(((const as_wire_result_t *)header)->status);
     if (status == AS_ERR_CONFLICT) {
-        tell_conflict(put->client, &copy->link->store);
+        tell_conflict(copy->put->client, &copy->link->store);
     }
-    if (status != AS_OK) {
-        copy_end(copy, status);
-        return;
-    }
-    copy->state = WRITING;
-    copy->ticket = reserved.ticket;
-    copy->epoch = copy->link->epoch;
-    const as_wire_ticket_t write = {as_wire_head(AS_WIRE_WRITE, 0), copy->ticket};
-    status = as_net_send(copy->link->conn, &write, sizeof(write), put->args.block,
-                         put->args.shape.layers * put->extent_bytes, on_payload_sent, copy);
-    if (status != AS_OK) {
-        copy_end(copy, status);
-        return;
-    }
-    copy->sending++;
-    const assay_call_params_t params = {copy, AS_WIRE_COMMITTED, send_commit, on_committed,
-                                        on_call_failed};
-    status = assay_call_start(copy->link, &params, &copy->call);
-    if (status != AS_OK) {
-        copy->call = NULL;
-        copy_end(copy, status);
-    }
+    copy_end(copy, status);
 }
 
 // ---- starting
 
+static bool is_for_stage(const assay_put_t *put)
+{
+    bool any = false;
+    bool is_copy = put->args.extent_bytes > 0; // which is mostly there already
+    for (uint32_t i = 0; i < put->copy_count && !is_copy; i++) {
+        any |= put->copies[i].link && assay_stage_offer(put->copies[i].link);
+    }
+    return any;
+}
+
+// Sums the block, and copies it onto the stage where a store takes it from there.
 static void put_sum(assay_put_t *put)
 {
     const assay_put_args_t *args = &put->args;
+    size_t extent_bytes = put->extent_bytes;
+    if (is_for_stage(put)) {
+        put->staged = assay_stage_take(put->client, args->shape.layers * extent_bytes);
+    }
     for (uint32_t layer = 0; layer < args->shape.layers; layer++) {
-        const uint8_t *extent = (const uint8_t *)args->block + layer * put->extent_bytes;
-        put->crcs[layer] = args->crcs ? args->crcs[layer] : as_crc32c(0, extent, put->extent_bytes);
+        const uint8_t *extent = (const uint8_t *)args->block + layer * extent_bytes;
+        uint8_t *to = put->staged ? (uint8_t *)put->staged + layer * extent_bytes : NULL;
+        uint32_t crc = to           ? as_crc32c_copy(0, to, extent, extent_bytes)
+                       : args->crcs ? 0
+                                    : as_crc32c(0, extent, extent_bytes);
+        put->crcs[layer] = args->crcs ? args->crcs[layer] : crc;
     }
     put->args.crcs = NULL; // the caller's
 }
@@ -318,29 +337,6 @@ static as_status_t put_encrypt(assay_put_t *put)
     return status;
 }
 
-static as_status_t send_reserve(assay_call_t *call)
-{
-    const put_copy_t *copy = call->owner;
-    const assay_put_t *put = copy->put;
-    const as_wire_reserve_t ask = {
-        .head = as_wire_head(AS_WIRE_RESERVE, assay_call_id(call)),
-        .key = put->args.key,
-        .parent = put->args.parent,
-        .namespace_key = put->args.namespace_key,
-        .kind = AS_WIRE_FULL,
-        .layers = put->args.shape.layers,
-        .extent_bytes = (uint32_t)put->extent_bytes,
-        .tokens = put->args.token_count,
-        .digest = as_block_digest(&put->args.key, put->crcs, put->args.shape.layers),
-        .flags = (put->args.durable ? AS_WIRE_DURABLE : 0) |
-                 (put->args.extent_bytes > 0 ? AS_WIRE_COPY | put->args.copy_flags : 0),
-        .ttl_ms = put->args.ttl_ms,
-        .place = as_key_hash(&put->args.run_key),
-        .tenant = put->args.tenant,
-    };
-    return as_net_send(copy->link->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
-}
-
 static as_status_t args_check(const assay_put_args_t *args)
 {
     as_status_t status = as_shape_check(&args->shape);
@@ -361,14 +357,13 @@ static as_status_t args_check(const assay_put_args_t *args)
 }
 
 // Begins with every copy that can be begun with; the status of the best that cannot, when none can.
-static as_status_t copies_start(assay_put_t *put, const uint64_t *node_ids, uint32_t count)
+static as_status_t copies_start(assay_put_t *put)
 {
     as_status_t result = AS_ERR_UNREACHABLE;
     uint32_t begun = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < put->copy_count; i++) {
         put_copy_t *copy = &put->copies[i];
-        *copy = (put_copy_t){.put = put, .link = assay_link_find(put->client, node_ids[i])};
-        const assay_call_params_t params = {copy, AS_WIRE_RESERVED, send_reserve, on_reserved,
+        const assay_call_params_t params = {copy, AS_WIRE_STORED, send_put, on_stored,
                                             on_call_failed};
         copy->status = assay_call_start(copy->link, &params, &copy->call);
         if (copy->status != AS_OK) {
@@ -379,6 +374,19 @@ static as_status_t copies_start(assay_put_t *put, const uint64_t *node_ids, uint
         result = i == 0 ? copy->status : result;
     }
     return begun > 0 ? AS_OK : result;
+}
+
+static void put_link(assay_client_t *client, assay_put_t *put)
+{
+    put->next = client->puts;
+    if (client->puts) {
+        client->puts->prev = put;
+    }
+    client->puts = put;
+    client->put_count++;
+    for (uint32_t i = 0; i < put->copy_count; i++) {
+        assay_link_get(put->copies[i].link);
+    }
 }
 
 as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args,
@@ -407,30 +415,28 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
     put->asked = asked;
     put->began_us = assay_now_us(client);
     put->settle = (as_task_t){.fn = on_settle, .ctx = put};
+    put->copy_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        put->copies[i] = (put_copy_t){.put = put, .link = assay_link_find(client, node_ids[i])};
+    }
     status = put_encrypt(put);
     if (status == AS_OK) {
-        put_sum(put);
         status = as_timer_alloc(client->options.loop, on_timer, put, &put->timer);
     }
     if (status == AS_OK) {
-        status = copies_start(put, node_ids, count);
+        put_sum(put);
+        status = copies_start(put);
     }
     if (status != AS_OK) {
+        if (put->staged) {
+            assay_stage_give(client, put->staged, false);
+        }
         as_timer_free(put->timer);
         as_mem_free(put->encrypted);
         as_pool_give(client->puts_pool, put);
         return status;
     }
-    put->copy_count = count;
-    for (uint32_t i = 0; i < count; i++) {
-        assay_link_get(put->copies[i].link);
-    }
-    put->next = client->puts;
-    if (client->puts) {
-        client->puts->prev = put;
-    }
-    client->puts = put;
-    client->put_count++;
+    put_link(client, put);
     as_timer_start(put->timer, args->deadline_us);
     *put_p = put;
     return AS_OK;

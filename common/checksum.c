@@ -67,12 +67,14 @@ static uint32_t table_crc(uint32_t crc, const uint8_t *data, size_t bytes)
 
 static uint32_t table_copy(uint32_t crc, uint8_t *destination, const uint8_t *source, size_t bytes)
 {
-    // In pieces that stay in the first-level cache between the copy and the sum.
-    const size_t piece_bytes = 8192;
+    // In pieces that stay in the first-level cache. The source is read once: it may be memory that
+    // another process changes, and what is summed is to be what is kept.
+    uint8_t piece[8192];
     while (bytes > 0) {
-        size_t some = bytes < piece_bytes ? bytes : piece_bytes;
-        memcpy(destination, source, some);
-        crc = table_crc(crc, source, some);
+        size_t some = bytes < sizeof(piece) ? bytes : sizeof(piece);
+        memcpy(piece, source, some);
+        crc = table_crc(crc, piece, some);
+        memcpy(destination, piece, some);
         destination += some;
         source += some;
         bytes -= some;
@@ -226,20 +228,23 @@ static void sse_stream(uint8_t *destination, const uint8_t *source, size_t bytes
 
 static uint32_t sse_copy(uint32_t crc, uint8_t *destination, const uint8_t *source, size_t bytes)
 {
-    // The copy of a piece brings it into the first-level cache, where three streams then find it.
-    const size_t piece_bytes = 3 * LONG_BYTES;
+    // The copy of a piece brings it into the first-level cache, where three streams then find it. The
+    // source is read once, as above.
+    _Alignas(64) uint8_t piece[3 * LONG_BYTES];
+    const size_t piece_bytes = sizeof(piece);
     bool stream = bytes >= STREAM_BYTES_MIN;
     size_t some = stream ? bytes_to_line(destination) : 0;
     while (bytes > 0) {
         if (some == 0) {
             some = bytes < piece_bytes ? bytes : piece_bytes;
         }
+        memcpy(piece, source, some);
+        crc = sse_crc(crc, piece, some);
         if (stream && some == piece_bytes) {
-            sse_stream(destination, source, some);
+            sse_stream(destination, piece, some);
         } else {
-            memcpy(destination, source, some);
+            memcpy(destination, piece, some);
         }
-        crc = sse_crc(crc, source, some);
         destination += some;
         source += some;
         bytes -= some;

@@ -9,7 +9,8 @@
 
 // CRC32C of `bytes` bytes, continuing from `crc` (0 to begin).
 uint32_t as_crc32c(uint32_t crc, const void *data, size_t bytes);
-// Copies and checksums in one pass over memory. From 16 KiB on the copy goes past the caches, as is
+// Copies and checksums in one pass over memory; what is summed is what was copied, also where another
+// process changes the source meanwhile. From 16 KiB on the copy goes past the caches, as is
 // right for bytes on their way through: it is faster than memcpy of cold memory.
 uint32_t as_crc32c_copy(uint32_t crc, void *destination, const void *source, size_t bytes);
 

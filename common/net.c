@@ -83,18 +83,31 @@ void *as_conn_user(const as_conn_t *conn)
     return conn->user;
 }
 
+static as_status_t send(as_conn_t *conn, const as_net_send_params_t *params)
+{
+    check_conn(conn);
+    if (params->header_bytes > AS_NET_HEADER_BYTES_MAX || params->data_bytes > DATA_BYTES_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    if ((params->header_bytes > 0 && !params->header) ||
+        (params->data_bytes > 0 && (!params->data || !params->done))) {
+        return AS_ERR_INVALID;
+    }
+    return conn->net->ops->send(conn, params);
+}
+
 as_status_t as_net_send(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
                         size_t data_bytes, as_net_done_fn done, void *ctx)
 {
-    check_conn(conn);
-    if (header_bytes > AS_NET_HEADER_BYTES_MAX || data_bytes > DATA_BYTES_MAX) {
-        return AS_ERR_LIMIT;
-    }
-    if ((header_bytes > 0 && !header) || (data_bytes > 0 && (!data || !done))) {
-        return AS_ERR_INVALID;
-    }
-    const as_net_send_params_t params = {header, header_bytes, data, data_bytes, done, ctx};
-    return conn->net->ops->send(conn, &params);
+    return send(conn,
+                &(as_net_send_params_t){header, header_bytes, data, data_bytes, false, done, ctx});
+}
+
+as_status_t as_net_offer(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
+                         size_t data_bytes, as_net_done_fn done, void *ctx)
+{
+    return send(conn, &(as_net_send_params_t){header, header_bytes, data, data_bytes,
+                                              data_bytes > 0, done, ctx});
 }
 
 // A payload that net.c gathered for a data plane that cannot.

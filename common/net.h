@@ -19,7 +19,7 @@
 // Header of one message. Small, since a header travels in one fragment of the narrowest transport
 // and is copied; arrays (keys, statuses, checksums) belong into the payload, which has no such
 // limit.
-#define AS_NET_HEADER_BYTES_MAX 1024u
+#define AS_NET_HEADER_BYTES_MAX 1280u
 #define AS_NET_RKEY_BYTES_MAX   512u // one packed remote key
 
 typedef struct as_net as_net_t;
@@ -107,6 +107,10 @@ void *as_conn_user(const as_conn_t *conn);
 // `done` may be NULL when there is no payload.
 as_status_t as_net_send(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
                         size_t data_bytes, as_net_done_fn done, void *ctx) AS_MUST_USE;
+// The same, but the payload stays here until the receiver takes it, however small it is: for what the
+// receiver may have already.
+as_status_t as_net_offer(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
+                         size_t data_bytes, as_net_done_fn done, void *ctx) AS_MUST_USE;
 // The same with a payload that is gathered from 1 to AS_NET_IOV_MAX non-empty pieces, which arrive
 // as one. `iov` is copied; the pieces must stay unchanged until done.
 as_status_t as_net_sendv(as_conn_t *conn, const void *header, size_t header_bytes,

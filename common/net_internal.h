@@ -17,6 +17,7 @@ typedef struct as_net_send_params {
     size_t header_bytes;
     const void *data;
     size_t data_bytes;
+    bool offered;        // the payload stays until the receiver takes it
     as_net_done_fn done; // NULL only without payload
     void *ctx;
 } as_net_send_params_t;

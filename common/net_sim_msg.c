@@ -69,7 +69,7 @@ as_status_t sim_send(as_conn_t *head, const as_net_send_params_t *params)
         memcpy(event->header, params->header, params->header_bytes);
     }
     bool is_piece = params->data_bytes <= net->sim->piece_bytes && net->sim->piece_bytes < SIZE_MAX;
-    if (params->data_bytes > EAGER_BYTES_MAX && !is_piece) {
+    if (params->offered || (params->data_bytes > EAGER_BYTES_MAX && !is_piece)) {
         op->data = params->data;
         op->bytes = params->data_bytes;
         event->other_op_id = op->id;

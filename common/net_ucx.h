@@ -31,6 +31,7 @@
 
 #include "common/net_internal.h"
 #include "common/net_ucx_hello.h"
+#include "common/shared.h"
 
 struct uv_stream_s;
 
@@ -81,6 +82,7 @@ typedef struct ucx_op {
     bool receiving;   // UCX may write to the caller's buffer
     const void *data; // of a send, with the three below
     size_t data_bytes;
+    bool offered;     // it stays until the receiver takes it
     size_t iov_count; // 0: the payload is `data`
     ucp_dt_iov_t iov[AS_NET_IOV_MAX];
     size_t header_bytes;
@@ -121,31 +123,7 @@ struct ucx_net {
     ucx_conn_t *buckets[UCX_EP_BUCKETS];
 };
 
-// net_ucx_shared.c: memory that processes of the same host read by pointer.
-typedef struct ucx_shared {
-    int fd;
-    void *memory; // zeroed, page-aligned
-    size_t bytes; // of whole pages
-} ucx_shared_t;
-
-// Where a peer finds it; as it is on the wire.
-typedef struct ucx_shared_name {
-    uint64_t host; // 0: it is not shared
-    uint64_t inode, device;
-    uint32_t pid, fd;
-} ucx_shared_name_t;
-_Static_assert(sizeof(ucx_shared_name_t) == 32, "layout on the wire");
-
-as_status_t ucx_shared_alloc(ucx_shared_t *shared, size_t bytes) AS_MUST_USE;
-void ucx_shared_free(ucx_shared_t *shared);
-ucx_shared_name_t ucx_shared_name(const ucx_shared_t *shared);
-// All of it, at least `bytes`, to be read only; *mapped_p: how much. NULL: it is on another host, or is
-// not what the name says.
-const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *mapped_p);
-void ucx_shared_unmap(const void *memory, size_t mapped); // NULL is fine
-
 // net_ucx_context.c: what all nets of the process share.
-bool ucx_shares_memory(void); // the operator has not asked for other transports only
 as_status_t ucx_context_get(ucp_context_h *context_p) AS_MUST_USE;
 void ucx_context_put(void);
 bool ucx_context_is_made(void);

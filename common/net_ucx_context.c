@@ -22,8 +22,6 @@
 
 #include "common/log.h"
 
-#define NO_SHARED_MESSAGES "^posix,sysv,xpmem"
-
 static const struct {
     const char *name;
     const char *value;
@@ -38,8 +36,8 @@ static const struct {
     {"UCX_TCP_TX_SEG_SIZE", "80K"},
     // Else a listener cannot bind its port again soon after a crash.
     {"UCX_TCP_CM_REUSEADDR", "y"},
-    // No messages by shared memory (net_ucx_shared.c tells why).
-    {"UCX_TLS", NO_SHARED_MESSAGES},
+    // No messages by shared memory (shared.c tells why).
+    {"UCX_TLS", AS_SHARED_NO_MESSAGES},
     // A cut link is noticed in seconds, not in the half minute of the defaults.
     {"UCX_KEEPALIVE_INTERVAL", "2s"},
     {"UCX_TCP_KEEPIDLE", "2s"},
@@ -75,21 +73,6 @@ static ucs_log_func_rc_t on_log(const char *file, unsigned line, const char *fun
                                                        : AS_LOG_DEBUG;
     as_log_write(to, "ucx", "%s", text);
     return UCS_LOG_FUNC_RC_STOP;
-}
-
-bool ucx_shares_memory(void)
-{
-    const char *transports = getenv("UCX_TLS");
-    static const char *const sharing[] = {"all", "shm", "sm", "posix", "sysv"};
-    if (!transports || strcmp(transports, NO_SHARED_MESSAGES) == 0) {
-        return true;
-    }
-    for (size_t i = 0; transports[0] != '^' && i < sizeof(sharing) / sizeof(sharing[0]); i++) {
-        if (strstr(transports, sharing[i])) {
-            return true;
-        }
-    }
-    return false;
 }
 
 // Read by UCX before main, so the environment comes too late for it.

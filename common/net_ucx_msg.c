@@ -4,18 +4,18 @@
 // A message is one UCX active message: the header is its header, the payload its data. Every
 // message asks for the reply endpoint, by which the receiver finds the connection.
 //
-// Memory is shared with the processes of the same host (net_ucx_shared.c), which read it through a
+// Memory is shared with the processes of the same host (shared.c), which read it through a
 // pointer. A remote key is UCX's own, behind a head of ours that bounds what may be read and names
 // the shared memory:
 //
 //   offset bytes
 //        0     4  magic "ASRK"
-//        4     2  version, 2
+//        4     2  version, 3
 //        6     2  bytes of UCX's key
 //        8     8  address of the memory in its owner
 //       16     8  its length in bytes
-//       24    32  where it is shared: host (0: nowhere), inode, device, process, descriptor
-//       56     n  UCX's key
+//       24    48  where it is shared (shared.h)
+//       72     n  UCX's key
 //
 // Over TCP UCX emulates reads at a tenth of the rate of messages; such reads are refused here.
 #include "common/net_ucx.h"
@@ -28,7 +28,7 @@
 #include "common/mem.h"
 
 #define RKEY_MAGIC   0x4b525341u // "ASRK"
-#define RKEY_VERSION 2u
+#define RKEY_VERSION 3u
 // UCX parses its key without being told the length: at most 64 parts of at most 255 bytes and their
 // lengths.
 #define RKEY_PARSE_BYTES_MAX (16u + 64u * 256u)
@@ -43,10 +43,10 @@ typedef struct rkey_head {
     uint16_t key_bytes;
     uint64_t address;
     uint64_t bytes;
-    ucx_shared_name_t shared;
+    as_shared_name_t shared;
 } rkey_head_t;
 
-_Static_assert(sizeof(rkey_head_t) == 56, "layout on the wire");
+_Static_assert(sizeof(rkey_head_t) == 72, "layout on the wire");
 _Static_assert(offsetof(rkey_head_t, address) == 8, "layout on the wire");
 
 // What the accepting side says first. The connecting side is not OPEN before, and sends nothing
@@ -63,7 +63,7 @@ typedef struct ucx_mem {
     ucx_net_t *net;
     struct ucx_mem *next; // freed_mems
     ucp_mem_h handle;
-    ucx_shared_t shared;
+    as_shared_t shared;
     size_t bytes;
 } ucx_mem_t;
 
@@ -146,7 +146,7 @@ static uint32_t message_flags(const ucx_op_t *op)
 {
     bool eager = op->data_bytes <= RDMA_EAGER_BYTES_MAX ||
                  (op->data_bytes <= EAGER_BYTES_MAX && !conn_has_rdma(op->conn));
-    return eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
+    return eager && !op->offered ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV;
 }
 
 size_t ucx_piece_bytes(const as_conn_t *head)
@@ -179,6 +179,7 @@ as_status_t ucx_send(as_conn_t *head, const as_net_send_params_t *params)
     op->header_bytes = params->header_bytes;
     op->data = params->data;
     op->data_bytes = params->data_bytes;
+    op->offered = params->offered;
     op->iov_count = 0;
     return send_or_hold(op);
 }
@@ -196,6 +197,7 @@ as_status_t ucx_sendv(as_conn_t *head, const as_net_sendv_params_t *params)
     op->header_bytes = params->header_bytes;
     op->data = NULL;
     op->data_bytes = 0;
+    op->offered = false;
     op->iov_count = params->iov_count;
     for (size_t i = 0; i < params->iov_count; i++) {
         op->data_bytes += params->iov[i].bytes;
@@ -216,6 +218,7 @@ as_status_t ucx_msg_greet(ucx_conn_t *conn)
     op->header_bytes = sizeof(greeting);
     op->data = NULL;
     op->data_bytes = 0;
+    op->offered = false;
     op->iov_count = 0;
     return op_started(op, op_request(op, UCX_AM_GREETING, UCP_AM_SEND_FLAG_EAGER));
 }
@@ -368,7 +371,7 @@ as_status_t ucx_mem_alloc(as_net_t *head, size_t bytes, void **memory_p, as_net_
     if (!mem) {
         return AS_ERR_NO_MEMORY;
     }
-    if (ucx_shared_alloc(&mem->shared, bytes) != AS_OK) {
+    if (as_shared_alloc(&mem->shared, bytes) != AS_OK) {
         AS_ERROR("net", "cannot allocate %zu bytes of shared memory", bytes);
         as_mem_free(mem);
         return AS_ERR_NO_MEMORY;
@@ -384,7 +387,7 @@ as_status_t ucx_mem_alloc(as_net_t *head, size_t bytes, void **memory_p, as_net_
     if (status != UCS_OK) {
         AS_ERROR("net", "cannot register %zu bytes of memory: %s", bytes,
                  ucs_status_string(status));
-        ucx_shared_free(&mem->shared);
+        as_shared_free(&mem->shared);
         as_mem_free(mem);
         return ucx_status(status);
     }
@@ -415,7 +418,7 @@ void ucx_mems_unmap(ucx_net_t *net)
         ucx_mem_t *mem = net->freed_mems;
         net->freed_mems = mem->next;
         ucp_mem_unmap(net->context, mem->handle);
-        ucx_shared_free(&mem->shared);
+        as_shared_free(&mem->shared);
         as_mem_free(mem);
     }
 }
@@ -432,7 +435,7 @@ as_status_t ucx_mem_pack(const as_net_mem_t *head, void *rkey, size_t *rkey_byte
     }
     const rkey_head_t packed = {RKEY_MAGIC,          RKEY_VERSION,
                                 (uint16_t)key_bytes, (uint64_t)(uintptr_t)mem->shared.memory,
-                                mem->bytes,          ucx_shared_name(&mem->shared)};
+                                mem->bytes,          as_shared_name(&mem->shared)};
     bool fits = sizeof(packed) + key_bytes <= AS_NET_RKEY_BYTES_MAX;
     if (fits) {
         memcpy(rkey, &packed, sizeof(packed));
@@ -474,7 +477,7 @@ as_status_t ucx_rkey_unpack(as_conn_t *conn_head, const void *bytes, size_t byte
         as_mem_free(rkey);
         return AS_ERR_PROTOCOL;
     }
-    rkey->local = ucx_shared_map(&packed.shared, packed.bytes, &rkey->mapped);
+    rkey->local = as_shared_map(&packed.shared, packed.bytes, &rkey->mapped);
     if (rkey->local || conn_has_rdma(conn)) {
         conn->head.caps |= AS_NET_CAP_ONESIDED;
     }
@@ -492,7 +495,7 @@ void ucx_rkey_free(as_net_rkey_t *head)
 {
     ucx_rkey_t *rkey = (ucx_rkey_t *)head;
     ucp_rkey_destroy(rkey->handle);
-    ucx_shared_unmap(rkey->local, rkey->mapped);
+    as_shared_unmap(rkey->local, rkey->mapped);
     rkey->net->mem_count--;
     as_mem_free(rkey);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a RESERVE meets: whether it can be at all, and what is here under its key. A key names its bytes, so
+// What a PUT meets: whether it can be at all, and what is here under its key. A key names its bytes, so
 // a second put of it brings the same ones: then it has nothing to send. Other bytes under the same key are a
 // fault of some worker (its memory, its build, its numerics) that no reader could see: the first put stays,
 // the second is told, and it is counted.
 //
-// Digests are compared: of RESERVE with that of the block in RAM, of the writer that is at it, or of the
+// Digests are compared: of the PUT with that of the block in RAM, of the writer that is at it, or of the
 // block on disk. A block that is on disk only is not in the way: it is put into RAM again, unless another
 // store brings it as a copy, which it is already (but a pinned one belongs into RAM). A writer may yet give
 // up: so one that counts copies is not told EXISTS on its account, but to come again.
@@ -14,10 +14,10 @@
 
 #define TELL_US 10000000u // a line in the log at most so often
 
-as_status_t kvs_reserve_check(const as_wire_reserve_t *ask)
+as_status_t kvs_put_check(const as_wire_put_t *ask)
 {
     const uint32_t of_copies = AS_WIRE_HOT | AS_WIRE_PINS;
-    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY | of_copies)) != 0 ||
+    if ((ask->flags & ~(AS_WIRE_DURABLE | AS_WIRE_COPY | AS_WIRE_STAGED | of_copies)) != 0 ||
         ((ask->flags & of_copies) != 0 && !(ask->flags & AS_WIRE_COPY)) ||
         (ask->flags & AS_WIRE_PINS) == AS_WIRE_PINS) {
         return AS_ERR_INVALID;
@@ -35,40 +35,42 @@ as_status_t kvs_reserve_check(const as_wire_reserve_t *ask)
     return AS_OK;
 }
 
-static as_status_t compare(kvs_store_t *store, const as_wire_reserve_t *ask)
+static as_status_t compare(kvs_store_t *store, const kvs_spec_t *spec, uint32_t promised,
+                           uint32_t flags)
 {
-    const kvs_spec_t spec = {.key = ask->key, .kind = (uint16_t)ask->kind, .tenant = ask->tenant};
-    kvs_block_t *block = kvs_index_find(store->index, &spec.key, kvs_realm_of(&spec));
-    bool is_copy = ask->flags & AS_WIRE_COPY;
+    kvs_block_t *block = kvs_index_find(store->index, &spec->key, kvs_realm_of(spec));
+    bool is_copy = flags & AS_WIRE_COPY;
     uint32_t digest;
     if (block) {
-        bool same_shape = block->layers == ask->layers &&
-                          block->extent_bytes == ask->extent_bytes && block->tokens == ask->tokens;
-        digest = as_block_digest(&spec.key, kvs_index_crcs(store->index, block), block->layers);
-        if (!same_shape || digest != ask->digest) {
+        bool same_shape = block->layers == spec->layers &&
+                          block->extent_bytes == spec->extent_bytes &&
+                          block->tokens == spec->tokens;
+        digest = as_block_digest(&spec->key, kvs_index_crcs(store->index, block), block->layers);
+        if (!same_shape || digest != promised) {
             return AS_ERR_CONFLICT;
         }
         if (is_copy) { // another store only asks
-            kvs_copy_pin(store, block, ask->flags);
+            kvs_copy_pin(store, block, flags);
         } else {
             kvs_suspect(store, block);
         }
         return AS_ERR_EXISTS;
     }
-    if (kvs_puts_digest(store->puts, &spec, &digest)) {
-        return digest != ask->digest ? AS_ERR_CONFLICT : is_copy ? AS_ERR_BUSY : AS_ERR_EXISTS;
+    if (kvs_puts_digest(store->puts, spec, &digest)) {
+        return digest != promised ? AS_ERR_CONFLICT : is_copy ? AS_ERR_BUSY : AS_ERR_EXISTS;
     }
-    if (!kvs_tier_digest(store, &spec, &digest)) {
+    if (!kvs_tier_digest(store, spec, &digest)) {
         return AS_OK;
     }
-    bool is_enough = is_copy && (ask->flags & AS_WIRE_PINS) == 0; // pins are of RAM
-    return digest != ask->digest ? AS_ERR_CONFLICT : is_enough ? AS_ERR_EXISTS : AS_OK;
+    bool is_enough = is_copy && (flags & AS_WIRE_PINS) == 0; // pins are of RAM
+    return digest != promised ? AS_ERR_CONFLICT : is_enough ? AS_ERR_EXISTS : AS_OK;
 }
 
-static as_status_t conflict_check(kvs_store_t *store, const as_wire_reserve_t *ask)
+static as_status_t conflict_check(kvs_store_t *store, const kvs_spec_t *spec, uint32_t digest,
+                                  uint32_t flags)
 {
-    kvs_expire_key(store, &ask->key, kvs_realm(ask->tenant, ask->kind));
-    as_status_t status = compare(store, ask);
+    kvs_expire_key(store, &spec->key, kvs_realm_of(spec));
+    as_status_t status = compare(store, spec, digest, flags);
     if (status != AS_ERR_CONFLICT) {
         return status;
     }
@@ -76,7 +78,7 @@ static as_status_t conflict_check(kvs_store_t *store, const as_wire_reserve_t *a
     uint64_t now_us = as_loop_now_us(store->options.loop);
     if (store->conflict_told_us == 0 || now_us - store->conflict_told_us >= TELL_US) {
         store->conflict_told_us = now_us + (now_us == 0);
-        const uint8_t *key = ask->key.bytes;
+        const uint8_t *key = spec->key.bytes;
         AS_ERROR(
             "kvstore",
             "put refused: block %02x%02x%02x%02x%02x%02x%02x%02x is here with other bytes; two "
@@ -88,15 +90,15 @@ static as_status_t conflict_check(kvs_store_t *store, const as_wire_reserve_t *a
     return AS_ERR_CONFLICT;
 }
 
-as_status_t kvs_reserve_meets(kvs_store_t *store, const as_wire_reserve_t *ask,
-                              const kvs_spec_t *spec)
+as_status_t kvs_put_meets(kvs_store_t *store, const kvs_spec_t *spec, uint32_t digest,
+                          uint32_t flags)
 {
-    as_status_t status = conflict_check(store, ask);
+    as_status_t status = conflict_check(store, spec, digest, flags);
     if (status != AS_OK) {
         return status;
     }
-    if (ask->flags & AS_WIRE_COPY) {
-        status = kvs_copy_check(store, spec, ask->flags);
+    if (flags & AS_WIRE_COPY) {
+        status = kvs_copy_check(store, spec, flags);
     } else {
         kvs_drops_forget(store, spec);
     }

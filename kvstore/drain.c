@@ -4,7 +4,7 @@
 //   OFF -> TELLING -> HANDING -> PARTING -> OVER
 //
 //   TELLING  the scheduler is told, so that nothing more is placed here; its answer says who is left.
-//            From now on RESERVE is refused. Reads are served until the end.
+//            From now on PUT is refused. Reads are served until the end.
 //   HANDING  blocks go out, pinned ones, then most recently used ones first and none before its parents,
 //            as many at a time as may be under way. What a store could not take is tried again with the
 //            next round, and when nothing was taken for a while at one more store: one that the

@@ -22,7 +22,7 @@
 // A pin (a count) or a lease (a count with a deadline, kept in lease.c) is needed to touch bytes:
 // the network pins what it sends or receives, a remote reader holds a lease. DYING waits for both
 // and is freed with the last of them. A seal is refused when the bytes do not have the promised
-// checksums (put.c); a reservation that is not committed by its deadline, or whose connection ends,
+// checksums (put.c); a put whose bytes are not here by its deadline, or whose connection ends,
 // is doomed.
 //
 // Threads: a store lives on one loop; all calls are on its thread. Limits: bytes (`ram_bytes`),

@@ -111,6 +111,6 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_REPAIR_PENDING] =
         GAUGE("repair_pending_blocks", "Blocks here that a repair has yet to ask about"),
     [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
-                              .help = "From RESERVE to the block being visible",
+                              .help = "From a put's message to its block being visible",
                               .type = AS_METRIC_HISTOGRAM},
 };

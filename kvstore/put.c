@@ -1,27 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The write path: RESERVE, WRITE, COMMIT, ABANDON. Two-phase: nobody finds a block before its bytes
-// are checked.
+// The write path: PUT. Nobody finds a block before its bytes are checked.
 //
-// A reservation is one writer's right to one block of the index, named by a ticket (slot and
-// generation):
-//
-//   FREE -> OPEN -> RECEIVING -> WRITTEN -> CHECKING -> [STORING ->] FREE
-//                                             (block: RESERVED, FILLING, SEALED)
-//             any of them -> DEAD -> FREE     (block: DYING, ABSENT; of STORING: SEALED)
+//   FREE -> RECEIVING -> CHECKING -> [STORING ->] FREE      (block: FILLING, SEALED)
+//             any of them -> DEAD -> FREE                   (block: DYING, ABSENT; of STORING: SEALED)
 //   FREE -> AFFIRMING -> FREE
 //
-//   OPEN       the store waits for WRITE.
-//   RECEIVING  the bytes come straight into the pool; the block is pinned.
-//   WRITTEN    they are here; the store waits for COMMIT.
-//   CHECKING   COMMIT's checksums are compared, a bounded piece in each turn of the loop.
+//   RECEIVING  the bytes of a large block come straight into the pool; the block is pinned.
+//   CHECKING   they are summed, a bounded piece in each turn of the loop. Of a writer on the same host
+//              they still lie in its memory, and are copied and summed in one pass.
 //   STORING    a durable put: the block is visible, and on its way to disk.
-//   AFFIRMING  a durable put of a block that was here: RESERVE is answered once it is on disk.
-//   DEAD       given up (ABANDON, deadline, lost connection, failure); waits for callbacks that
-//   still refer to it.
+//   AFFIRMING  a durable put of a block that was here: it is answered once it is on disk.
+//   DEAD       given up (deadline, lost connection, failure); waits for callbacks that still refer to it.
 //
-// COMMIT may come in any state after OPEN, or before WRITE where messages overtake each other: its
-// checksums wait in the reservation. `ops` counts the callbacks under way; a slot is free again
-// only when they have come.
+// A small block comes with its message: it is copied and summed at once. `ops` counts the callbacks under
+// way; a slot is free again only when they have come.
 #include <string.h>
 
 #include "common/assert.h"
@@ -29,40 +21,30 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "kvstore/disk/image.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
 #define NONE UINT32_MAX
 
-typedef enum put_state {
-    FREE,
-    OPEN,
-    RECEIVING,
-    WRITTEN,
-    CHECKING,
-    STORING,
-    AFFIRMING,
-    DEAD
-} put_state_t;
+typedef enum put_state { FREE, RECEIVING, CHECKING, STORING, AFFIRMING, DEAD } put_state_t;
 
 typedef struct put {
     kvs_puts_t *puts;
     put_state_t state;
-    uint32_t generation;
     uint32_t prev, next; // of the connection; next of the free ones
     uint32_t ops;
     kvs_conn_t *conn;
     kvs_block_t *block;  // NULL when DEAD, STORING or AFFIRMING
-    uint32_t digest;     // that RESERVE promised
-    uint32_t flags;      // of RESERVE
+    uint32_t digest;     // of the key and the checksums
+    uint32_t flags;      // of PUT
     kvs_block_t *pinned; // while the network writes to it, also when DEAD
     uint64_t began_us, deadline_us;
-    bool commit_asked; // a COMMIT came: nothing more is taken
-    bool durable;      // it is answered once the block is on disk
-    bool crcs_here;
-    uint64_t request;       // of COMMIT, or of an AFFIRMING RESERVE
-    struct put *check_next; // while CHECKING
+    uint64_t request;      // that is answered
+    const uint8_t *source; // while CHECKING: where the bytes lie; NULL: in the pool
+    bool queued;           // to be checked, with the next
+    struct put *check_next;
     uint32_t checked_layers;
-    uint32_t crcs[AS_LAYERS_MAX];
+    uint32_t crcs[AS_LAYERS_MAX]; // that the writer promises
 } put_t;
 
 struct kvs_puts {
@@ -114,26 +96,9 @@ static uint32_t slot_of(const put_t *put)
     return (uint32_t)(put - put->puts->slots);
 }
 
-static uint64_t ticket_of(const put_t *put)
-{
-    return (uint64_t)put->generation << 32 | slot_of(put);
-}
-
-static put_t *find(const kvs_conn_t *conn, uint64_t ticket)
-{
-    kvs_puts_t *puts = conn->store->puts;
-    uint32_t slot = (uint32_t)ticket;
-    if (slot >= puts->max) {
-        return NULL;
-    }
-    put_t *put = &puts->slots[slot];
-    bool has_ticket = put->state != FREE && put->state != DEAD && put->state != AFFIRMING;
-    return has_ticket && put->conn == conn && ticket_of(put) == ticket ? put : NULL;
-}
-
 // ---- their life
 
-static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block)
+static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t *ask)
 {
     kvs_puts_t *puts = conn->store->puts;
     uint64_t now_us = as_loop_now_us(conn->store->options.loop);
@@ -141,13 +106,14 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block)
     AS_ASSERT(put->state == FREE && put->ops == 0);
     puts->unused = put->next;
     puts->used++;
-    put->state = OPEN;
-    put->generation++;
+    put->state = RECEIVING;
     put->conn = conn;
     put->block = block;
+    put->request = ask->head.request;
+    put->flags = ask->flags;
+    put->source = NULL;
     put->began_us = now_us;
     put->deadline_us = now_us + conn->store->options.reservation_us;
-    put->commit_asked = put->crcs_here = put->durable = false;
     put->checked_layers = 0;
     put->prev = NONE;
     put->next = conn->first_reservation;
@@ -186,6 +152,10 @@ static void free_if_dead(put_t *put)
 static void check_forget(put_t *put)
 {
     kvs_puts_t *puts = put->puts;
+    if (!put->queued) {
+        return;
+    }
+    put->queued = false;
     put_t **link = &puts->check_first;
     while (*link != put) {
         link = &(*link)->check_next;
@@ -196,39 +166,34 @@ static void check_forget(put_t *put)
     }
 }
 
-static void answer_reserve(kvs_conn_t *conn, uint64_t request, as_status_t status)
+static void answer(kvs_conn_t *conn, uint64_t request, as_status_t status)
 {
-    const as_wire_reserved_t reply = {.head = as_wire_head(AS_WIRE_RESERVED, request),
-                                      .status = as_wire_status_of(status)};
+    const as_wire_result_t reply = {.head = as_wire_head(AS_WIRE_STORED, request),
+                                    .status = as_wire_status_of(status)};
+    if (!conn->net || as_fault(AS_FAULT_put_answer_drop)) {
+        return;
+    }
     if (status == AS_ERR_BUSY) {
         as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
     }
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
-// Gives the reservation up. With a COMMIT waiting, its writer is told why.
+// It is over, and its writer is told how.
 static void put_end(put_t *put, as_status_t status)
 {
     if (put->state == DEAD) {
         return;
     }
     kvs_conn_t *conn = put->conn;
-    if (put->state == CHECKING) {
-        check_forget(put);
-    }
+    check_forget(put);
     if (put->block) {
         kvs_index_doom(conn->store->index, put->block);
         put->block = NULL;
     }
-    bool affirming = put->state == AFFIRMING;
+    bool affirmed = put->state == AFFIRMING && status == AS_OK;
     put->state = DEAD;
-    if (affirming) {
-        answer_reserve(conn, put->request, status == AS_OK ? AS_ERR_EXISTS : status);
-    } else if (put->commit_asked) {
-        const as_wire_committed_t reply = {.head = as_wire_head(AS_WIRE_COMMITTED, put->request),
-                                           .status = as_wire_status_of(status)};
-        kvs_conn_reply(conn, &reply, sizeof(reply));
-    }
+    answer(conn, put->request, affirmed ? AS_ERR_EXISTS : status);
     free_if_dead(put);
 }
 
@@ -252,9 +217,8 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
             continue;
         }
         left--;
-        bool waits = put->state == OPEN || put->state == RECEIVING || put->state == WRITTEN;
-        if (waits && put->deadline_us <= now_us) {
-            AS_INFO("kvstore", "reservation expired");
+        if (put->state == RECEIVING && put->deadline_us <= now_us) {
+            AS_INFO("kvstore", "a put has not come whole in its time");
             put_end(put, AS_ERR_LEASE);
         }
     }
@@ -285,217 +249,7 @@ void kvs_puts_end_dropped(kvs_puts_t *puts)
     }
 }
 
-// ---- RESERVE
-
-static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_reserve_t *ask)
-{
-    return (kvs_spec_t){.key = ask->key,
-                        .parent = ask->parent,
-                        .namespace_key = ask->namespace_key,
-                        .kind = (uint16_t)ask->kind,
-                        .tenant = ask->tenant,
-                        .layers = ask->layers,
-                        .extent_bytes = ask->extent_bytes,
-                        .tokens = (uint16_t)ask->tokens,
-                        .expires_us = kvs_expiry_at(store, ask->ttl_ms),
-                        .place = ask->place};
-}
-
-static as_status_t reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask, put_t **put_p)
-{
-    kvs_store_t *store = conn->store;
-    as_status_t status = kvs_reserve_check(ask);
-    if (status != AS_OK) {
-        return status;
-    }
-    if (store->puts->unused == NONE || kvs_drain_is_on(store)) {
-        return AS_ERR_BUSY;
-    }
-    const kvs_spec_t spec = spec_of(store, ask);
-    status = kvs_reserve_meets(store, ask, &spec);
-    if (status != AS_OK) {
-        return status;
-    }
-    kvs_block_t *block;
-    status = kvs_index_reserve(store->index, &spec, &block);
-    if (status == AS_ERR_BUSY) {
-        kvs_store_evict_soon(store, kvs_image_bytes(&spec));
-    }
-    if (status == AS_OK) {
-        *put_p = put_take(conn, block);
-        (*put_p)->digest = ask->digest;
-        (*put_p)->flags = ask->flags;
-        kvs_store_evict_soon(store, 0);
-        kvs_quota_watch(store, block);
-    }
-    return status;
-}
-
-static void on_affirmed(void *ctx, as_status_t status)
-{
-    put_t *put = ctx;
-    put_end(put, status);
-    put_drop(put);
-}
-
-// The block is here; its durable writer is answered once it is on disk. AS_ERR_EXISTS: it is.
-static as_status_t affirm(kvs_conn_t *conn, const as_wire_reserve_t *ask)
-{
-    const kvs_spec_t spec = spec_of(conn->store, ask);
-    put_t *put = put_take(conn, NULL);
-    put->state = AFFIRMING;
-    put->request = ask->head.request;
-    put_hold(put);
-    as_status_t status = kvs_tier_affirm(conn->store, &spec, on_affirmed, put);
-    if (status != AS_OK) {
-        put->state = DEAD;
-        put_drop(put);
-    }
-    return status == AS_ERR_NOT_FOUND ? AS_ERR_BUSY : status; // another is writing it
-}
-
-void kvs_put_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
-{
-    put_t *put;
-    as_status_t status = reserve(conn, ask, &put);
-    if (status == AS_OK) {
-        const as_wire_reserved_t reply = {
-            .head = as_wire_head(AS_WIRE_RESERVED, ask->head.request),
-            .ticket = ticket_of(put),
-            .expires_ms = (uint32_t)(conn->store->options.reservation_us / 1000)};
-        kvs_conn_reply(conn, &reply, sizeof(reply));
-        return;
-    }
-    if (status == AS_ERR_EXISTS && (ask->flags & AS_WIRE_DURABLE)) {
-        status = affirm(conn, ask);
-    }
-    if (status != AS_OK) {
-        answer_reserve(conn, ask->head.request, status);
-    }
-}
-
-bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p)
-{
-    for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
-        const put_t *put = &puts->slots[slot];
-        left -= put->state != FREE;
-        if (put->state != FREE && put->block && kvs_block_realm(put->block) == kvs_realm_of(spec) &&
-            as_key_equal(&put->block->key, &spec->key)) {
-            *digest_p = put->digest;
-            return true;
-        }
-    }
-    return false;
-}
-
-// ---- WRITE
-
-static void check_soon(put_t *put)
-{
-    if (put->state != WRITTEN || !put->crcs_here) {
-        return;
-    }
-    kvs_puts_t *puts = put->puts;
-    put->state = CHECKING;
-    put->check_next = NULL;
-    if (!puts->check_first) {
-        as_loop_post(puts->store->options.loop, &puts->check);
-    }
-    *puts->check_last = put;
-    puts->check_last = &put->check_next;
-}
-
-static void on_written(void *ctx, as_status_t status)
-{
-    put_t *put = ctx;
-    kvs_store_t *store = put->puts->store;
-    kvs_block_t *block = put->pinned;
-    put->pinned = NULL;
-    size_t bytes = kvs_block_bytes(block);
-    kvs_index_unpin(store->index, block); // frees it when the put died
-    if (status != AS_OK) {
-        put_end(put, status);
-    } else if (put->state == RECEIVING) {
-        kvs_count(&store->counted.bytes_written, KVS_METRIC_BYTES_WRITTEN, bytes);
-        put->state = WRITTEN;
-        check_soon(put);
-    }
-    put_drop(put);
-}
-
-void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *msg)
-{
-    kvs_store_t *store = conn->store;
-    put_t *put = find(conn, ask->ticket);
-    if (!put || put->state != OPEN) {
-        return; // late or repeated: the payload is dropped, COMMIT tells
-    }
-    if (msg->data_bytes != kvs_block_bytes(put->block)) {
-        AS_WARN("kvstore", "write refused: %zu bytes, the block has %u", msg->data_bytes,
-                kvs_block_bytes(put->block));
-        put_end(put, AS_ERR_INVALID);
-        return;
-    }
-    kvs_index_fill(store->index, put->block);
-    put->state = RECEIVING;
-    kvs_index_pin(store->index, put->block);
-    put->pinned = put->block;
-    put_hold(put);
-    as_status_t status =
-        as_net_msg_recv(msg, kvs_index_extent(store->index, put->block, 0), on_written, put);
-    if (status != AS_OK) {
-        on_written(put, status);
-    }
-}
-
-// ---- COMMIT
-
-static void on_crcs(void *ctx, as_status_t status)
-{
-    put_t *put = ctx;
-    if (status != AS_OK) {
-        put_end(put, status);
-    } else if (put->state != DEAD) {
-        const kvs_block_t *block = put->block;
-        put->crcs_here = true;
-        if (as_block_digest(&block->key, put->crcs, block->layers) != put->digest) {
-            put_end(put, AS_ERR_INVALID); // not what RESERVE promised
-        } else {
-            check_soon(put);
-        }
-    }
-    put_drop(put);
-}
-
-void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg)
-{
-    put_t *put = find(conn, ask->ticket);
-    if (put && put->commit_asked) {
-        return; // repeated
-    }
-    if (as_fault(AS_FAULT_put_commit_drop)) {
-        return;
-    }
-    if (!put) {
-        const as_wire_committed_t reply = {
-            .head = as_wire_head(AS_WIRE_COMMITTED, ask->head.request), .status = AS_WIRE_LEASE};
-        kvs_conn_reply(conn, &reply, sizeof(reply));
-        return;
-    }
-    put->commit_asked = true;
-    put->request = ask->head.request;
-    put->durable = ask->flags & AS_WIRE_DURABLE;
-    if ((ask->flags & ~AS_WIRE_DURABLE) != 0 || ask->crc_count != put->block->layers ||
-        msg->data_bytes != ask->crc_count * sizeof(uint32_t)) {
-        put_end(put, AS_ERR_INVALID);
-        return;
-    }
-    put_hold(put);
-    as_status_t status = as_net_msg_recv(msg, put->crcs, on_crcs, put);
-    if (status != AS_OK) {
-        on_crcs(put, status);
-    }
-}
+// ---- checking
 
 static void on_stored(void *ctx, as_status_t status)
 {
@@ -527,6 +281,7 @@ static void put_succeed(put_t *put)
     uint64_t now_us = as_loop_now_us(store->options.loop);
     kvs_block_t *block = put->block;
     memcpy(kvs_index_crcs(store->index, block), put->crcs, block->layers * sizeof(uint32_t));
+    kvs_count(&store->counted.bytes_written, KVS_METRIC_BYTES_WRITTEN, kvs_block_bytes(block));
     if (put->flags & AS_WIRE_COPY) {
         kvs_copy_seal(store, block, put->flags);
     } else {
@@ -537,7 +292,7 @@ static void put_succeed(put_t *put)
     }
     as_metric_observe(&kvs_metrics[KVS_METRIC_COMMIT_US], now_us - put->began_us);
     put->block = NULL;
-    if (put->durable) {
+    if (put->flags & AS_WIRE_DURABLE) {
         put_store(put, block);
     } else {
         kvs_tier_write_behind(store, block);
@@ -546,22 +301,30 @@ static void put_succeed(put_t *put)
     kvs_store_gauge(store);
 }
 
-// A piece of the comparison.
-static void check_some(put_t *put)
+static uint32_t check_layer(const put_t *put, uint32_t layer)
+{
+    const kvs_block_t *block = put->block;
+    size_t bytes = block->extent_bytes;
+    void *extent = kvs_index_extent(put->puts->store->index, block, layer);
+    return put->source ? as_crc32c_copy(0, extent, put->source + layer * bytes, bytes)
+                       : as_crc32c(0, extent, bytes);
+}
+
+// Compares so many bytes, about, and ends the put after the last.
+static void check(put_t *put, uint64_t bytes_max)
 {
     kvs_store_t *store = put->conn->store;
-    kvs_block_t *block = put->block;
-    for (size_t bytes = 0; bytes < KVS_VERIFY_BYTES_MAX; bytes += block->extent_bytes) {
+    const kvs_block_t *block = put->block;
+    for (uint64_t bytes = 0; bytes < bytes_max; bytes += block->extent_bytes) {
         uint32_t layer = put->checked_layers;
         if (layer == block->layers) {
             put_succeed(put);
             return;
         }
-        uint32_t crc =
-            as_crc32c(0, kvs_index_extent(store->index, block, layer), block->extent_bytes);
+        uint32_t crc = check_layer(put, layer);
         if (crc != put->crcs[layer]) {
-            AS_WARN("kvstore", "write refused: layer %u has checksum %08x, promised %08x", layer,
-                    crc, put->crcs[layer]);
+            AS_WARN("kvstore", "put refused: layer %u has checksum %08x, promised %08x", layer, crc,
+                    put->crcs[layer]);
             kvs_count(&store->counted.checksum_failures, KVS_METRIC_CHECKSUM_FAILURES, 1);
             put_end(put, AS_ERR_CHECKSUM);
             return;
@@ -574,19 +337,182 @@ static void on_check(void *ctx)
 {
     kvs_puts_t *puts = ctx;
     if (puts->check_first) {
-        check_some(puts->check_first);
+        check(puts->check_first, KVS_VERIFY_BYTES_MAX);
     }
     if (puts->check_first) {
         as_loop_post(puts->store->options.loop, &puts->check);
     }
 }
 
-// ---- ABANDON
-
-void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask)
+// In the turns of the loop to come, one put after the other.
+static void check_soon(put_t *put)
 {
-    put_t *put = find(conn, ask->ticket);
-    if (put) {
-        put_end(put, AS_ERR_CANCELLED);
+    kvs_puts_t *puts = put->puts;
+    put->check_next = NULL;
+    put->queued = true;
+    if (!puts->check_first) {
+        as_loop_post(puts->store->options.loop, &puts->check);
     }
+    *puts->check_last = put;
+    puts->check_last = &put->check_next;
+}
+
+// ---- PUT
+
+static void on_received(void *ctx, as_status_t status)
+{
+    put_t *put = ctx;
+    kvs_store_t *store = put->puts->store;
+    kvs_block_t *block = put->pinned;
+    put->pinned = NULL;
+    kvs_index_unpin(store->index, block); // frees it when the put died
+    if (status != AS_OK) {
+        put_end(put, status);
+    } else if (put->state == RECEIVING) {
+        put->state = CHECKING;
+        check_soon(put);
+    }
+    put_drop(put);
+}
+
+// The block's bytes must all be there: in the payload, or in the memory that the writer shares.
+static as_status_t put_find(const kvs_conn_t *conn, const as_wire_put_t *ask,
+                            const as_net_msg_t *msg, const uint8_t **source_p)
+{
+    size_t bytes = (size_t)ask->layers * ask->extent_bytes;
+    if (ask->flags & AS_WIRE_STAGED) {
+        return msg->data_bytes > 0 ? AS_ERR_INVALID
+                                   : kvs_stage_find(conn, ask->offset, bytes, source_p);
+    }
+    if (msg->data_bytes != bytes) {
+        AS_WARN("kvstore", "put refused: %zu bytes, the block has %zu", msg->data_bytes, bytes);
+        return AS_ERR_INVALID;
+    }
+    *source_p = msg->data; // or NULL: it is to be received
+    return AS_OK;
+}
+
+static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_put_t *ask, uint32_t tenant)
+{
+    return (kvs_spec_t){.key = ask->key,
+                        .parent = ask->parent,
+                        .namespace_key = ask->namespace_key,
+                        .kind = (uint16_t)ask->kind,
+                        .tenant = tenant,
+                        .layers = ask->layers,
+                        .extent_bytes = ask->extent_bytes,
+                        .tokens = (uint16_t)ask->tokens,
+                        .expires_us = kvs_expiry_at(store, ask->ttl_ms),
+                        .place = ask->place};
+}
+
+static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs_spec_t *spec,
+                           put_t **put_p)
+{
+    kvs_store_t *store = conn->store;
+    if (store->puts->unused == NONE || kvs_drain_is_on(store)) {
+        return AS_ERR_BUSY;
+    }
+    uint32_t digest = as_block_digest(&ask->key, ask->crcs, ask->layers);
+    as_status_t status = kvs_put_meets(store, spec, digest, ask->flags);
+    if (status != AS_OK) {
+        return status;
+    }
+    kvs_block_t *block;
+    status = kvs_index_reserve(store->index, spec, &block);
+    if (status == AS_ERR_BUSY) {
+        kvs_store_evict_soon(store, kvs_image_bytes(spec));
+    }
+    if (status == AS_OK) {
+        put_t *put = put_take(conn, block, ask);
+        put->digest = digest;
+        memcpy(put->crcs, ask->crcs, ask->layers * sizeof(uint32_t));
+        kvs_index_fill(store->index, block);
+        kvs_store_evict_soon(store, 0);
+        kvs_quota_watch(store, block);
+        *put_p = put;
+    }
+    return status;
+}
+
+static void on_affirmed(void *ctx, as_status_t status)
+{
+    put_t *put = ctx;
+    put_end(put, status);
+    put_drop(put);
+}
+
+// The block is here; its durable writer is answered once it is on disk. AS_ERR_EXISTS: it is.
+static as_status_t affirm(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs_spec_t *spec)
+{
+    put_t *put = put_take(conn, NULL, ask);
+    put->state = AFFIRMING;
+    put_hold(put);
+    as_status_t status = kvs_tier_affirm(conn->store, spec, on_affirmed, put);
+    if (status != AS_OK) {
+        put->state = DEAD;
+        put_drop(put);
+    }
+    return status == AS_ERR_NOT_FOUND ? AS_ERR_BUSY : status; // another is writing it
+}
+
+// Has the block received into the pool.
+static void put_receive(put_t *put, as_net_msg_t *msg)
+{
+    kvs_store_t *store = put->puts->store;
+    kvs_index_pin(store->index, put->block);
+    put->pinned = put->block;
+    put_hold(put);
+    as_status_t status =
+        as_net_msg_recv(msg, kvs_index_extent(store->index, put->block, 0), on_received, put);
+    if (status != AS_OK) {
+        on_received(put, status);
+    }
+}
+
+void kvs_put_serve(kvs_conn_t *conn, const as_wire_put_t *ask, uint32_t tenant, as_net_msg_t *msg)
+{
+    const kvs_spec_t spec = spec_of(conn->store, ask, tenant);
+    const uint8_t *source = NULL;
+    put_t *put = NULL;
+    as_status_t status = kvs_put_check(ask);
+    if (status == AS_OK) {
+        status = put_find(conn, ask, msg, &source);
+    }
+    if (status == AS_OK) {
+        status = reserve(conn, ask, &spec, &put);
+    }
+    if (status == AS_ERR_EXISTS && (ask->flags & AS_WIRE_DURABLE)) {
+        status = affirm(conn, ask, &spec);
+        if (status == AS_OK) {
+            return;
+        }
+    }
+    if (status != AS_OK) {
+        answer(conn, ask->head.request, status);
+    } else if (!source) {
+        put_receive(put, msg);
+    } else {
+        put->source = source;
+        put->state = CHECKING;
+        if (ask->flags & AS_WIRE_STAGED) {
+            check_soon(put);
+        } else { // it goes with its message
+            check(put, UINT64_MAX);
+        }
+    }
+}
+
+bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p)
+{
+    for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
+        const put_t *put = &puts->slots[slot];
+        left -= put->state != FREE;
+        if (put->state != FREE && put->block && kvs_block_realm(put->block) == kvs_realm_of(spec) &&
+            as_key_equal(&put->block->key, &spec->key)) {
+            *digest_p = put->digest;
+            return true;
+        }
+    }
+    return false;
 }

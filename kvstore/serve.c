@@ -4,7 +4,7 @@
 //
 // A connection begins with HELLO. Every header is checked by as_wire_check and every count against
 // its limit before it is used; a peer that breaks the protocol loses its connection, and with it
-// its leases and reservations. A peer that asks for more than there is room for is told BUSY. An
+// its leases and puts. A peer that asks for more than there is room for is told BUSY. An
 // answer that cannot be sent is dropped: the client has a deadline of its own.
 //
 // A callback of the network that refers to a connection holds it (kvs_conn_hold), so a connection
@@ -102,6 +102,7 @@ void kvs_conn_close(kvs_conn_t *conn)
     as_net_close(net_conn);
     kvs_lease_end_owner(store->leases, &conn->leases);
     kvs_puts_end_conn(conn);
+    kvs_stage_end(conn);
     kvs_reads_end_conn(conn);
     if (conn->prev) {
         conn->prev->next = conn->next;
@@ -453,16 +454,16 @@ static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_m
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
-static void serve_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask)
+static void serve_put(kvs_conn_t *conn, const as_wire_put_t *ask, as_net_msg_t *msg)
 {
-    as_wire_reserve_t of_tenant = *ask;
+    uint32_t tenant;
     bool is_kept = ask->flags & (AS_WIRE_HOT | AS_WIRE_PINS);
     if (is_kept && !(conn->rights & AS_TOKEN_PEER)) {
-        kvs_conn_offend(conn, "a RESERVE of another store");
-    } else if (kvs_admit_tenant(conn, ask->tenant, &of_tenant.tenant)) {
-        kvs_put_reserve(conn, &of_tenant);
+        kvs_conn_offend(conn, "a PUT of another store");
+    } else if (kvs_admit_tenant(conn, ask->tenant, &tenant)) {
+        kvs_put_serve(conn, ask, tenant, msg);
     } else {
-        kvs_conn_offend(conn, "a RESERVE in the name of a tenant");
+        kvs_conn_offend(conn, "a PUT in the name of a tenant");
     }
 }
 
@@ -473,8 +474,8 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
 {
     static const uint32_t rights[AS_WIRE_TYPE_COUNT] = {
         [AS_WIRE_LOCATE] = AS_TOKEN_READ, [AS_WIRE_READ] = AS_TOKEN_READ,
-        [AS_WIRE_RENEW] = AS_TOKEN_READ,  [AS_WIRE_RESERVE] = AS_TOKEN_WRITE,
-        [AS_WIRE_WRITE] = AS_TOKEN_WRITE, [AS_WIRE_COMMIT] = AS_TOKEN_WRITE,
+        [AS_WIRE_RENEW] = AS_TOKEN_READ,  [AS_WIRE_SHARE] = AS_TOKEN_WRITE,
+        [AS_WIRE_PUT] = AS_TOKEN_WRITE,
     };
     as_status_t status = kvs_admit_ask(conn, rights[head->type]);
     if (status != AS_ERR_DENIED) {
@@ -484,11 +485,13 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
         const as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, head->request),
                                          .status = AS_WIRE_DENIED};
         kvs_conn_reply(conn, &reply, sizeof(reply));
-    } else if (head->type == AS_WIRE_RESERVE) {
-        const as_wire_reserved_t reply = {.head = as_wire_head(AS_WIRE_RESERVED, head->request),
-                                          .status = AS_WIRE_DENIED};
+    } else if (head->type == AS_WIRE_PUT || head->type == AS_WIRE_SHARE) {
+        const as_wire_result_t reply = {
+            .head = as_wire_head(head->type == AS_WIRE_PUT ? AS_WIRE_STORED : AS_WIRE_SHARED,
+                                 head->request),
+            .status = AS_WIRE_DENIED};
         kvs_conn_reply(conn, &reply, sizeof(reply));
-    } else { // no right to have asked for the lease or the ticket that it names
+    } else { // no right to have asked for the lease that it names
         kvs_conn_offend(conn, "what its token does not allow");
     }
     return false;
@@ -529,17 +532,11 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
     case AS_WIRE_RELEASE:
         serve_release(conn, msg->header);
         break;
-    case AS_WIRE_RESERVE:
-        serve_reserve(conn, msg->header);
+    case AS_WIRE_SHARE:
+        kvs_stage_share(conn, msg->header);
         break;
-    case AS_WIRE_WRITE:
-        kvs_put_write(conn, msg->header, msg);
-        break;
-    case AS_WIRE_COMMIT:
-        kvs_put_commit(conn, msg->header, msg);
-        break;
-    case AS_WIRE_ABANDON:
-        kvs_put_abandon(conn, msg->header);
+    case AS_WIRE_PUT:
+        serve_put(conn, msg->header, msg);
         break;
     default:
         kvs_conn_offend(conn, "an answer where a question belongs");

@@ -28,6 +28,7 @@
 #define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
 #define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
 #define KVS_SWEEP_US        50000u
+#define KVS_STAGE_BYTES_MAX ((uint64_t)1 << 40) // of a client's memory; only what is put is read
 #define KVS_LEASE_GRACE_US  20000u // a lease is kept this much longer than the reader was told
 #define KVS_VERIFY_BYTES_MAX                                                                       \
     (4u << 20) // checksummed in one turn of the loop, so that it stays live
@@ -117,6 +118,8 @@ typedef struct kvs_conn {
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
+    const uint8_t *stage;       // memory of the client's, mapped; NULL: none
+    size_t stage_bytes, stage_mapped;
 } kvs_conn_t;
 
 // A LOCATE being answered.
@@ -239,10 +242,14 @@ void kvs_puts_free(kvs_puts_t *puts); // NULL is fine
 uint32_t kvs_puts_count(const kvs_puts_t *puts);
 void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us);
 void kvs_puts_end_conn(kvs_conn_t *conn);
-void kvs_put_reserve(kvs_conn_t *conn, const as_wire_reserve_t *ask);
-void kvs_put_write(kvs_conn_t *conn, const as_wire_ticket_t *ask, as_net_msg_t *msg);
-void kvs_put_commit(kvs_conn_t *conn, const as_wire_commit_t *ask, as_net_msg_t *msg);
-void kvs_put_abandon(kvs_conn_t *conn, const as_wire_ticket_t *ask);
+void kvs_put_serve(kvs_conn_t *conn, const as_wire_put_t *ask, uint32_t tenant, as_net_msg_t *msg);
+
+// stage.c: the memory that a client on this host puts from.
+void kvs_stage_share(kvs_conn_t *conn, const as_wire_share_t *ask);
+// AS_ERR_INVALID: not all of it is there.
+as_status_t kvs_stage_find(const kvs_conn_t *conn, uint64_t offset, size_t bytes,
+                           const uint8_t **source_p) AS_MUST_USE;
+void kvs_stage_end(kvs_conn_t *conn);
 
 // Ends the copies under way of what was dropped (drops.c).
 void kvs_puts_end_dropped(kvs_puts_t *puts);
@@ -258,16 +265,16 @@ bool kvs_drops_has(kvs_store_t *store, const kvs_spec_t *spec);
 void kvs_drops_forget(kvs_store_t *store, const kvs_spec_t *spec); // a worker puts it again
 
 // copies.c: whether a copy from another store is taken. AS_ERR_NOT_FOUND: it was dropped lately;
-// AS_ERR_LIMIT: it was evicted lately. `flags` of RESERVE.
+// AS_ERR_LIMIT: it was evicted lately. `flags` of PUT.
 as_status_t kvs_copy_check(kvs_store_t *store, const kvs_spec_t *spec, uint32_t flags) AS_MUST_USE;
 void kvs_copy_seal(kvs_store_t *store, kvs_block_t *block, uint32_t flags);
 void kvs_copy_pin(kvs_store_t *store, kvs_block_t *block, uint32_t flags); // it was here
 
-// conflict.c: what a RESERVE meets. Whether its figures are within all limits.
-as_status_t kvs_reserve_check(const as_wire_reserve_t *ask) AS_MUST_USE;
+// conflict.c: what a PUT with these checksums meets. Whether its figures are within all limits.
+as_status_t kvs_put_check(const as_wire_put_t *ask) AS_MUST_USE;
 // AS_OK: nobody has the key, and it may be taken.
-as_status_t kvs_reserve_meets(kvs_store_t *store, const as_wire_reserve_t *ask,
-                              const kvs_spec_t *spec) AS_MUST_USE;
+as_status_t kvs_put_meets(kvs_store_t *store, const kvs_spec_t *spec, uint32_t digest,
+                          uint32_t flags) AS_MUST_USE;
 // The digest that another writer of the block promised.
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p);
 

@@ -12,15 +12,17 @@
 //   READ     lease, extents asked for    DATA         status + bytes, for each thing asked
 //   RENEW    lease                       RENEWED      status, and how long it holds now
 //   RELEASE  lease                       (no answer)
-//   RESERVE  key, lengths, digest        RESERVED     ticket, or EXISTS, or CONFLICT
-//   WRITE    ticket + block              (no answer)
-//   COMMIT   ticket + checksums          COMMITTED    status
-//   ABANDON  ticket                      (no answer)
+//   SHARE    memory of the same host     SHARED       whether blocks can be taken from it
+//   PUT      key, checksums + block      STORED       status: EXISTS, CONFLICT, ...
 //
 // An answer carries the request number of its question; numbers are the client's own. Each thing
-// asked for by a READ has a number of its own, and its own answer. WRITE and
-// COMMIT may be sent back to back. The first message on a connection is HELLO; anything else ends
-// the connection. HELLO may come again, with a newer token of the same tenant.
+// asked for by a READ has a number of its own, and its own answer. The first message on a connection
+// is HELLO; anything else ends the connection. HELLO may come again, with a newer token of the same
+// tenant.
+//
+// A PUT comes with its block's bytes, or says where in the memory of SHARE they lie: they must stay
+// there unchanged until the answer. Of a large block the network moves the bytes only when the store
+// takes them, so one that is there already costs a message.
 //
 // What a connection can find and write is its tenant's: other tenants' blocks are not there for it.
 // Only a token with the right "peer" names the tenant of a question; all others leave it 0.
@@ -32,6 +34,7 @@
 #include <stdint.h>
 #include <string.h>
 #include "common/block.h"
+#include "common/shared.h"
 #include "common/status.h"
 #include "common/token.h"
 
@@ -58,26 +61,24 @@ typedef enum as_wire_type {
     AS_WIRE_READ = 5,
     AS_WIRE_DATA = 6,
     AS_WIRE_RELEASE = 7,
-    AS_WIRE_RESERVE = 8,
-    AS_WIRE_RESERVED = 9,
-    AS_WIRE_WRITE = 10,
-    AS_WIRE_COMMIT = 11,
-    AS_WIRE_COMMITTED = 12,
-    AS_WIRE_ABANDON = 13,
-    AS_WIRE_RENEW = 14,
-    AS_WIRE_RENEWED = 15,
+    AS_WIRE_RENEW = 8,
+    AS_WIRE_RENEWED = 9,
+    AS_WIRE_SHARE = 10,
+    AS_WIRE_SHARED = 11,
+    AS_WIRE_PUT = 12,
+    AS_WIRE_STORED = 13,
     AS_WIRE_TYPE_COUNT
 } as_wire_type_t;
 
 typedef enum as_wire_kind { AS_WIRE_FULL = 1, AS_WIRE_SEALED = 2 } as_wire_kind_t;
 enum {
-    AS_WIRE_DURABLE = 1u, // flag of RESERVE and COMMIT
-    // flags of RESERVE
+    AS_WIRE_DURABLE = 1u, // flags of PUT
     AS_WIRE_COPY = 2u,
     AS_WIRE_HOT = 4u,
     AS_WIRE_PIN_SOFT = 8u,
     AS_WIRE_PIN_HARD = 16u,
-    AS_WIRE_PINS = AS_WIRE_PIN_SOFT | AS_WIRE_PIN_HARD
+    AS_WIRE_PINS = AS_WIRE_PIN_SOFT | AS_WIRE_PIN_HARD,
+    AS_WIRE_STAGED = 32u
 };
 
 // How urgent an ask is (of READ): a store serves the classes of a connection by weighted turns, the
@@ -296,7 +297,32 @@ typedef struct as_wire_data {
 _Static_assert(sizeof(as_wire_data_t) == 24, "layout on the wire");
 _Static_assert(offsetof(as_wire_data_t, offset) == 20, "layout on the wire");
 
-// RESERVE
+// SHARE: memory of a client on the store's host, that blocks may be taken from; once on a connection
+//     16     8  bytes
+//     24    48  its name (common/shared.h)
+typedef struct as_wire_share {
+    as_wire_head_t head;
+    uint64_t bytes;
+    as_shared_name_t name;
+} as_wire_share_t;
+_Static_assert(sizeof(as_wire_share_t) == 72, "layout on the wire");
+_Static_assert(offsetof(as_wire_share_t, name) == 24, "layout on the wire");
+
+// SHARED, STORED
+//     16     4  status. Of a PUT: EXISTS when the block is there or is being written by another, CONFLICT
+//               when that one has other checksums; a durable one or a copy that is being written is BUSY;
+//               NOT_FOUND to a copy of a block that was dropped lately, LIMIT of one that was evicted
+//               lately by a store that is full
+//     20     4  0
+typedef struct as_wire_result {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t reserved;
+} as_wire_result_t;
+_Static_assert(sizeof(as_wire_result_t) == 24, "layout on the wire");
+
+// PUT; payload: layers * extent bytes, or nothing of one that is staged. The header ends with the last
+// layer's checksum.
 //     16    32  key
 //     48    32  parent key
 //     80    32  namespace key
@@ -304,15 +330,18 @@ _Static_assert(offsetof(as_wire_data_t, offset) == 20, "layout on the wire");
 //    116     4  layers
 //    120     4  bytes of an extent
 //    124     4  tokens
-//    128     4  digest: CRC32C over the key and the checksums that COMMIT will bring
-//    132     4  flags: 1, durable: EXISTS is answered once a power cut can no longer lose the block;
+//    128     4  flags: 1, durable: answered once a power cut can no longer lose the block;
 //               2, copy: from another store, EXISTS also where the block is on disk only.
 //               Of a peer's copy, whose store is about to end: 4, hot: it was used lately, and is taken
-//               where it was evicted lately; one of 8, soft, and 16, hard: it was pinned there
-//    136     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
-//    140     4  tenant, of a peer's block; else 0
+//               where it was evicted lately; one of 8, soft, and 16, hard: it was pinned there.
+//               32, staged: it is not the payload, but lies in the memory of SHARE
+//    132     4  time to live, ms, from now on; 0: no end. Of a block that is there the first put's holds
+//    136     4  tenant, of a peer's block; else 0
+//    140     4  0
 //    144     8  place: the first 8 bytes of the key that places its run (as_key_hash)
-typedef struct as_wire_reserve {
+//    152     8  of a staged one: offset of its bytes in the memory of SHARE; else 0
+//    160   4 *  checksums: CRC32C of each layer's extent
+typedef struct as_wire_put {
     as_wire_head_t head;
     as_key_t key;
     as_key_t parent;
@@ -321,63 +350,24 @@ typedef struct as_wire_reserve {
     uint32_t layers;
     uint32_t extent_bytes;
     uint32_t tokens;
-    uint32_t digest;
     uint32_t flags;
     uint32_t ttl_ms;
     uint32_t tenant;
-    uint64_t place;
-} as_wire_reserve_t;
-_Static_assert(sizeof(as_wire_reserve_t) == 152, "layout on the wire");
-_Static_assert(offsetof(as_wire_reserve_t, kind) == 112, "layout on the wire");
-_Static_assert(offsetof(as_wire_reserve_t, place) == 144, "layout on the wire");
-
-// RESERVED
-//     16     4  status: EXISTS when the block is there or is being written by another, CONFLICT when
-//               that one has another digest; a durable one or a copy that is being written is BUSY;
-//               NOT_FOUND to a copy of a block that was dropped lately, LIMIT of one that was evicted
-//               lately by a store that is full
-//     20     4  time until the reservation expires, ms
-//     24     8  ticket
-typedef struct as_wire_reserved {
-    as_wire_head_t head;
-    uint32_t status;
-    uint32_t expires_ms;
-    uint64_t ticket;
-} as_wire_reserved_t;
-_Static_assert(sizeof(as_wire_reserved_t) == 32, "layout on the wire");
-_Static_assert(offsetof(as_wire_reserved_t, ticket) == 24, "layout on the wire");
-
-// WRITE; payload: layers * extent bytes. ABANDON: no payload.
-//     16     8  ticket
-typedef struct as_wire_ticket {
-    as_wire_head_t head;
-    uint64_t ticket;
-} as_wire_ticket_t;
-_Static_assert(sizeof(as_wire_ticket_t) == 24, "layout on the wire");
-
-// COMMIT; payload: crc_count checksums of 4 bytes
-//     16     8  ticket
-//     24     4  number of checksums: the layers of the block
-//     28     4  flags: 1, durable: answered once a power cut can no longer lose the block
-typedef struct as_wire_commit {
-    as_wire_head_t head;
-    uint64_t ticket;
-    uint32_t crc_count;
-    uint32_t flags;
-} as_wire_commit_t;
-_Static_assert(sizeof(as_wire_commit_t) == 32, "layout on the wire");
-
-// COMMITTED
-//     16     4  status
-//     20     4  0
-typedef struct as_wire_committed {
-    as_wire_head_t head;
-    uint32_t status;
     uint32_t reserved;
-} as_wire_committed_t;
-_Static_assert(sizeof(as_wire_committed_t) == 24, "layout on the wire");
+    uint64_t place;
+    uint64_t offset;
+    uint32_t crcs[AS_LAYERS_MAX];
+} as_wire_put_t;
+_Static_assert(offsetof(as_wire_put_t, kind) == 112, "layout on the wire");
+_Static_assert(offsetof(as_wire_put_t, place) == 144, "layout on the wire");
+_Static_assert(offsetof(as_wire_put_t, crcs) == 160, "layout on the wire");
 
-// Bytes of the header of a type; 0 for an unknown type.
+static inline size_t as_wire_put_bytes(uint32_t layers)
+{
+    return offsetof(as_wire_put_t, crcs) + layers * sizeof(uint32_t);
+}
+
+// Bytes of the header of a type, of a PUT without checksums; 0 for an unknown type.
 static inline size_t as_wire_bytes(uint32_t type)
 {
     static const uint16_t bytes[AS_WIRE_TYPE_COUNT] = {
@@ -388,14 +378,12 @@ static inline size_t as_wire_bytes(uint32_t type)
         [AS_WIRE_READ] = sizeof(as_wire_read_t),
         [AS_WIRE_DATA] = sizeof(as_wire_data_t),
         [AS_WIRE_RELEASE] = sizeof(as_wire_release_t),
-        [AS_WIRE_RESERVE] = sizeof(as_wire_reserve_t),
-        [AS_WIRE_RESERVED] = sizeof(as_wire_reserved_t),
-        [AS_WIRE_WRITE] = sizeof(as_wire_ticket_t),
-        [AS_WIRE_COMMIT] = sizeof(as_wire_commit_t),
-        [AS_WIRE_COMMITTED] = sizeof(as_wire_committed_t),
-        [AS_WIRE_ABANDON] = sizeof(as_wire_ticket_t),
         [AS_WIRE_RENEW] = sizeof(as_wire_renew_t),
         [AS_WIRE_RENEWED] = sizeof(as_wire_renewed_t),
+        [AS_WIRE_SHARE] = sizeof(as_wire_share_t),
+        [AS_WIRE_SHARED] = sizeof(as_wire_result_t),
+        [AS_WIRE_PUT] = offsetof(as_wire_put_t, crcs),
+        [AS_WIRE_STORED] = sizeof(as_wire_result_t),
     };
     return type < AS_WIRE_TYPE_COUNT ? bytes[type] : 0;
 }
@@ -405,8 +393,8 @@ static inline as_wire_head_t as_wire_head(as_wire_type_t type, uint64_t request)
     return (as_wire_head_t){AS_WIRE_MAGIC, AS_WIRE_VERSION, (uint16_t)type, request};
 }
 
-// Whether these bytes are a header of this version, of a known type and of exactly its length.
-// After true, the struct of head.type may be read.
+// Whether these bytes are a header of this version, of a known type and of exactly its length. After
+// true, the struct of head.type may be read, of a PUT as many checksums as it has layers.
 static inline bool as_wire_check(const void *header, size_t header_bytes)
 {
     as_wire_head_t head;
@@ -414,8 +402,13 @@ static inline bool as_wire_check(const void *header, size_t header_bytes)
         return false;
     }
     memcpy(&head, header, sizeof(head));
-    return head.magic == AS_WIRE_MAGIC && head.version == AS_WIRE_VERSION &&
-           as_wire_bytes(head.type) == header_bytes;
+    size_t bytes = as_wire_bytes(head.type);
+    if (head.type == AS_WIRE_PUT && header_bytes >= bytes) {
+        uint32_t layers;
+        memcpy(&layers, (const char *)header + offsetof(as_wire_put_t, layers), sizeof(layers));
+        bytes = layers <= AS_LAYERS_MAX ? as_wire_put_bytes(layers) : 0;
+    }
+    return head.magic == AS_WIRE_MAGIC && head.version == AS_WIRE_VERSION && bytes == header_bytes;
 }
 
 static inline as_wire_status_t as_wire_status_of(as_status_t status)

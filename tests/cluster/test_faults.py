@@ -165,7 +165,7 @@ def test_a_restarted_scheduler_learns_everything_anew(world, prompt, reference):
     ("worker", "fetch_extent_corrupt=3", "all"),
     ("store", "serve_read_corrupt=3", "tcp"),  # over shared memory the store does not touch what is read
     ("store", "serve_locate_drop=1", "all"),
-    ("store", "put_commit_drop=1", "all"),
+    ("store", "put_answer_drop=1", "all"),
 ])
 def test_a_store_that_lies_or_is_silent_changes_no_token(tmp_path, prompt, reference, where, fault, transport):
     options = {f"{where}_options": [f"--fault={fault}"] + (DEADLINES if where == "worker" else [])}

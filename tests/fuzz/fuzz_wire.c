@@ -4,8 +4,9 @@
 // The first byte of the input says who is attacked. The rest is a list of messages: one byte of
 // flags, one for the type, two for the length of the payload, then header bytes (as many as the
 // type's header has, or as flags say) and payload. Where the flags ask for it, magic, version, type
-// and the request number are made right, so that the input gets past the first check. Nothing may
-// crash, hang, or stay held once all timeouts have passed.
+// and the request number are made right, so that the input gets past the first check, and so are the
+// checksums of a PUT and the name of the memory of a SHARE. Nothing may crash, hang, or stay held once
+// all timeouts have passed.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 
 #include "client/client.h"
 #include "common/assert.h"
+#include "common/checksum.h"
 #include "common/log.h"
 #include "common/net_sim.h"
 #include "kvstore/kvstore.h"
@@ -23,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 #define MESSAGES_MAX 64u
 #define STEPS_MAX    20000u
 
-enum { FLAG_SOUND_HEAD = 1, FLAG_SHORT = 2, FLAG_GREET = 4 };
+enum { FLAG_SOUND_HEAD = 1, FLAG_SHORT = 2, FLAG_GREET = 4, FLAG_SUMS = 8 };
 
 typedef struct input {
     const uint8_t *data;
@@ -36,9 +38,10 @@ typedef struct attack {
     as_net_t *net; // the attacker's
     as_conn_t *conn;
     input_t input;
+    as_shared_t stage; // of the attacker
     uint8_t *payloads[MESSAGES_MAX];
     uint32_t sent;
-    uint64_t last_ticket, last_lease; // what the store gave, so that an input can use it
+    uint64_t last_lease; // that the store gave, so that an input can use it
     bool done;
 } attack_t;
 
@@ -68,6 +71,25 @@ static void on_sent(void *ctx, as_status_t status)
     (void)status;
 }
 
+// The rest of a PUT's header, as long as its layers say; returns the bytes of all of it.
+static size_t take_crcs(input_t *input, as_wire_put_t *put)
+{
+    uint32_t layers = put->layers < AS_LAYERS_MAX ? put->layers : AS_LAYERS_MAX;
+    take(input, put->crcs, layers * sizeof(uint32_t));
+    return as_wire_put_bytes(layers);
+}
+
+static void make_sums_right(as_wire_put_t *put, const uint8_t *block, size_t bytes)
+{
+    for (uint32_t layer = 0; layer < put->layers && layer < AS_LAYERS_MAX; layer++) {
+        if (put->extent_bytes <= bytes) {
+            put->crcs[layer] = as_crc32c(0, block, put->extent_bytes);
+            block += put->extent_bytes;
+            bytes -= put->extent_bytes;
+        }
+    }
+}
+
 // Sends the next message of the input. False: there is none.
 static bool send_next(attack_t *attack, uint64_t request)
 {
@@ -76,7 +98,7 @@ static bool send_next(attack_t *attack, uint64_t request)
         !attack->conn) {
         return false;
     }
-    uint8_t header[512] = {0};
+    _Alignas(16) uint8_t header[AS_NET_HEADER_BYTES_MAX] = {0};
     uint32_t type = lead[1] % (AS_WIRE_TYPE_COUNT + 1);
     size_t header_bytes = as_wire_bytes(type);
     header_bytes = lead[0] & FLAG_SHORT ? lead[0] / 8 : header_bytes;
@@ -89,17 +111,22 @@ static bool send_next(attack_t *attack, uint64_t request)
     if (header_bytes > skip) {
         take(&attack->input, header + skip, header_bytes - skip);
     }
+    if (type == AS_WIRE_PUT && header_bytes >= as_wire_bytes(type)) {
+        header_bytes = take_crcs(&attack->input, (as_wire_put_t *)(void *)header);
+    }
+    if (type == AS_WIRE_SHARE && (lead[0] & FLAG_SUMS)) {
+        ((as_wire_share_t *)(void *)header)->name = as_shared_name(&attack->stage);
+    }
     if (header_bytes >= 24 && header[23] == 'T') { // what the store gave last
-        memcpy(header + 16,
-               type == AS_WIRE_READ || type == AS_WIRE_RENEW || type == AS_WIRE_RELEASE
-                   ? &attack->last_lease
-                   : &attack->last_ticket,
-               8);
+        memcpy(header + 16, &attack->last_lease, 8);
     }
     size_t payload_bytes = lead[2] | (size_t)(lead[3] & 15) << 8;
     uint8_t *payload = calloc(1, payload_bytes + 1);
     take(&attack->input, payload, payload_bytes);
     attack->payloads[attack->sent++] = payload;
+    if (type == AS_WIRE_PUT && (lead[0] & FLAG_SUMS)) {
+        make_sums_right((as_wire_put_t *)(void *)header, payload, payload_bytes);
+    }
     as_status_t status =
         as_net_send(attack->conn, header, header_bytes, payload, payload_bytes, on_sent, NULL);
     (void)status;
@@ -133,9 +160,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
         return;
     }
     const as_wire_head_t *head = msg->header;
-    if (head->type == AS_WIRE_RESERVED) {
-        attack->last_ticket = ((const as_wire_reserved_t *)msg->header)->ticket;
-    } else if (head->type == AS_WIRE_LOCATED) {
+    if (head->type == AS_WIRE_LOCATED) {
         attack->last_lease = ((const as_wire_located_t *)msg->header)->lease_id;
     } else if (head->type == AS_WIRE_HELLO && attack->input.bytes > 0 &&
                (attack->input.data[0] & FLAG_GREET)) {
@@ -154,7 +179,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
             send_next(attack, read->asks[i].request);
         }
     } else if (head->type == AS_WIRE_HELLO || head->type == AS_WIRE_LOCATE ||
-               head->type == AS_WIRE_RESERVE || head->type == AS_WIRE_COMMIT) {
+               head->type == AS_WIRE_SHARE || head->type == AS_WIRE_PUT) {
         send_next(attack, head->request);
     }
 }
@@ -164,7 +189,9 @@ static void begin(attack_t *attack, const uint8_t *data, size_t bytes)
     memset(attack, 0, sizeof(*attack));
     attack->input = (input_t){data, bytes};
     const as_net_handlers_t handlers = {attack, on_accept, on_message, on_lost};
-    as_status_t status = as_loop_alloc_sim(&attack->loop);
+    as_status_t status = as_shared_alloc(&attack->stage, 4096);
+    AS_ASSERT(status == AS_OK);
+    status = as_loop_alloc_sim(&attack->loop);
     AS_ASSERT(status == AS_OK);
     status = as_sim_alloc(attack->loop, 1, &attack->sim);
     AS_ASSERT(status == AS_OK);
@@ -175,6 +202,7 @@ static void begin(attack_t *attack, const uint8_t *data, size_t bytes)
 static void end(attack_t *attack)
 {
     as_net_free(attack->net);
+    as_shared_free(&attack->stage);
     for (uint32_t i = 0; i < attack->sent; i++) {
         free(attack->payloads[i]);
     }

@@ -284,20 +284,20 @@ static void a_writer_that_dies_between_reserve_and_commit_leaves_nothing(void **
     assert_int_equal(stat.blocks, 1);
 }
 
-static void a_reservation_whose_writer_is_silent_expires(void **state)
+static void a_put_that_is_not_answered_ends_by_its_deadline(void **state)
 {
     (void)state;
     begin();
     put_chain(&world, 1);
-    as_fault_arm(AS_FAULT_put_commit_drop, 1);
+    as_fault_arm(AS_FAULT_put_answer_drop, 1);
     put_result_t result;
     assay_put_t *put;
     assert_int_equal(put_start(&world, 1, 3000000, &result, &put), AS_OK);
     assert_true(world_run(&world, &result.done)); // by its own deadline
     assert_int_equal(result.status, AS_ERR_DEADLINE);
-    assert_int_equal(as_fault_fired(AS_FAULT_put_commit_drop), 1);
+    assert_int_equal(as_fault_fired(AS_FAULT_put_answer_drop), 1);
     pass_all_timeouts();
-    assert_int_equal(put_block(&world, 1), AS_OK); // and the key is free again
+    assert_int_equal(put_block(&world, 1), AS_ERR_EXISTS); // it had come
 }
 
 static void a_locate_that_is_not_answered_is_a_miss(void **state)
@@ -511,7 +511,7 @@ int main(void)
         TEST(a_lease_that_expires_under_a_read_is_a_hole),
         TEST(a_block_dropped_under_a_lease_stays_readable_until_its_end),
         TEST(a_writer_that_dies_between_reserve_and_commit_leaves_nothing),
-        TEST(a_reservation_whose_writer_is_silent_expires),
+        TEST(a_put_that_is_not_answered_ends_by_its_deadline),
         TEST(a_locate_that_is_not_answered_is_a_miss),
         TEST(an_extent_that_arrives_damaged_is_a_hole),
         TEST(an_extent_that_the_store_damages_is_a_hole_and_stays_right_there),

@@ -1,32 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that processes of the same host read by pointer, without UCX.
+// Memory that processes of the same host read by pointer.
 //
 // UCX's own shared memory would do that too, but it carries messages as well, and there all senders
 // of a host write into one queue of the receiver: one that is killed or stopped between taking a
 // place in it and filling it silences all the others for good (UCX 1.13). So messages go by TCP or
 // RDMA, and only the memory itself is shared: an anonymous file, of which peers learn the process and
 // the descriptor, and which they map for reading only. It goes with the last process that has it. A
-// peer makes sure that it is the file that was meant, and that nobody can make it shorter, since
-// reading behind the end of a file ends a process.
+// peer makes sure that it is the file that was meant, by the secret that is the file's name, and that
+// nobody can make it shorter, since reading behind the end of a file ends a process.
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/assert.h"
 #include "common/log.h"
-#include "common/net_ucx.h"
+#include "common/shared.h"
 #include "common/siphash.h"
 
-#define HUGE_BYTES ((size_t)2 << 20)
+#define HUGE_BYTES      ((size_t)2 << 20)
+#define FILE_NAME_BYTES 64u
 #ifdef F_SEAL_FUTURE_WRITE // mappings that are there stay as they are, later ones can only be read
 #define READ_ONLY F_SEAL_FUTURE_WRITE
 #else
 #define READ_ONLY 0
 #endif
+
+bool as_shared_is_allowed(void)
+{
+    const char *transports = getenv("UCX_TLS");
+    static const char *const sharing[] = {"all", "shm", "sm", "posix", "sysv"};
+    if (!transports || strcmp(transports, AS_SHARED_NO_MESSAGES) == 0) {
+        return true;
+    }
+    for (size_t i = 0; transports[0] != '^' && i < sizeof(sharing) / sizeof(sharing[0]); i++) {
+        if (strstr(transports, sharing[i])) {
+            return true;
+        }
+    }
+    return false;
+}
 
 // The same for all processes that see each other under /proc, and for no others.
 static uint64_t host_id(void)
@@ -54,11 +72,23 @@ static void close_if_open(int fd)
     }
 }
 
-static as_status_t shared_make(ucx_shared_t *shared, size_t bytes, unsigned flags)
+// What /proc shows of it where it is open.
+static void file_name(const uint64_t secret[2], char name[FILE_NAME_BYTES])
 {
+    snprintf(name, FILE_NAME_BYTES, "assay-%016" PRIx64 "%016" PRIx64, secret[0], secret[1]);
+}
+
+static as_status_t shared_make(as_shared_t *shared, size_t bytes, unsigned flags)
+{
+    uint64_t secret[2];
+    if (getrandom(secret, sizeof(secret), 0) != sizeof(secret)) {
+        return AS_ERR_NO_MEMORY;
+    }
+    char name[FILE_NAME_BYTES];
+    file_name(secret, name);
     size_t page = flags & MFD_HUGETLB ? HUGE_BYTES : (size_t)sysconf(_SC_PAGESIZE);
     size_t whole = (bytes + page - 1) / page * page;
-    int fd = memfd_create("assay-pool", MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
     void *memory = MAP_FAILED;
     if (fd >= 0 && ftruncate(fd, (off_t)whole) == 0) {
         memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -71,11 +101,11 @@ static as_status_t shared_make(ucx_shared_t *shared, size_t bytes, unsigned flag
         close_if_open(fd);
         return AS_ERR_NO_MEMORY;
     }
-    *shared = (ucx_shared_t){fd, memory, whole};
+    *shared = (as_shared_t){fd, memory, whole, {secret[0], secret[1]}};
     return AS_OK;
 }
 
-as_status_t ucx_shared_alloc(ucx_shared_t *shared, size_t bytes)
+as_status_t as_shared_alloc(as_shared_t *shared, size_t bytes)
 {
     as_status_t status = AS_ERR_NO_MEMORY;
     if (bytes >= HUGE_BYTES) { // where some are set aside (vm.nr_hugepages)
@@ -84,25 +114,44 @@ as_status_t ucx_shared_alloc(ucx_shared_t *shared, size_t bytes)
     return status == AS_OK ? AS_OK : shared_make(shared, bytes, 0);
 }
 
-void ucx_shared_free(ucx_shared_t *shared)
+void as_shared_free(as_shared_t *shared)
 {
     munmap(shared->memory, shared->bytes);
     close(shared->fd);
 }
 
-ucx_shared_name_t ucx_shared_name(const ucx_shared_t *shared)
+as_shared_name_t as_shared_name(const as_shared_t *shared)
 {
     struct stat file;
-    if (!ucx_shares_memory() || fstat(shared->fd, &file) != 0) {
-        return (ucx_shared_name_t){0};
+    if (!as_shared_is_allowed() || fstat(shared->fd, &file) != 0) {
+        return (as_shared_name_t){0};
     }
-    return (ucx_shared_name_t){host_id(), (uint64_t)file.st_ino, (uint64_t)file.st_dev,
-                               (uint32_t)getpid(), (uint32_t)shared->fd};
+    return (as_shared_name_t){host_id(),
+                              (uint64_t)file.st_ino,
+                              (uint64_t)file.st_dev,
+                              {shared->secret[0], shared->secret[1]},
+                              (uint32_t)getpid(),
+                              (uint32_t)shared->fd};
 }
 
-const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *mapped_p)
+// Whether an open file is the one with this secret.
+static bool has_secret(int fd, const uint64_t secret[2])
 {
-    if (name->host == 0 || name->host != host_id() || !ucx_shares_memory()) {
+    char path[64], name[FILE_NAME_BYTES], is[160], want[160];
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    ssize_t bytes = readlink(path, is, sizeof(is) - 1);
+    if (bytes < 0) {
+        return false;
+    }
+    is[bytes] = 0;
+    file_name(secret, name);
+    snprintf(want, sizeof(want), "/memfd:%s (deleted)", name);
+    return strcmp(is, want) == 0;
+}
+
+const void *as_shared_map(const as_shared_name_t *name, size_t bytes, size_t *mapped_p)
+{
+    if (name->host == 0 || name->host != host_id() || !as_shared_is_allowed()) {
         return NULL;
     }
     char path[64];
@@ -117,8 +166,9 @@ const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *
     }
     int seals = fcntl(fd, F_GET_SEALS);
     void *memory = MAP_FAILED;
-    if (seals >= 0 && (seals & F_SEAL_SHRINK) && (uint64_t)file.st_ino == name->inode &&
-        (uint64_t)file.st_dev == name->device && (uint64_t)file.st_size >= bytes) {
+    if (seals >= 0 && (seals & F_SEAL_SHRINK) && has_secret(fd, name->secret) &&
+        (uint64_t)file.st_ino == name->inode && (uint64_t)file.st_dev == name->device &&
+        (uint64_t)file.st_size >= bytes) {
         *mapped_p = (size_t)file.st_size; // whole pages, of whatever size they are
         memory = mmap(NULL, *mapped_p, PROT_READ, MAP_SHARED, fd, 0);
     }
@@ -126,7 +176,7 @@ const void *ucx_shared_map(const ucx_shared_name_t *name, size_t bytes, size_t *
     return memory == MAP_FAILED ? NULL : memory;
 }
 
-void ucx_shared_unmap(const void *memory, size_t mapped)
+void as_shared_unmap(const void *memory, size_t mapped)
 {
     if (memory) {
         int failed = munmap((void *)(uintptr_t)memory, mapped);

@@ -12,26 +12,26 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "common/net_ucx.h"
+#include "common/shared.h"
 
 #define BYTES 10000u
 
-static ucx_shared_t shared;
-static ucx_shared_name_t name;
+static as_shared_t shared;
+static as_shared_name_t name;
 static size_t mapped;
 
 static int setup(void **state)
 {
     (void)state;
-    assert_int_equal(ucx_shared_alloc(&shared, BYTES), AS_OK);
-    name = ucx_shared_name(&shared);
+    assert_int_equal(as_shared_alloc(&shared, BYTES), AS_OK);
+    name = as_shared_name(&shared);
     return 0;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    ucx_shared_free(&shared);
+    as_shared_free(&shared);
     return 0;
 }
 
@@ -39,15 +39,15 @@ static void what_is_written_is_read(void **state)
 {
     (void)state;
     assert_true(shared.bytes >= BYTES && (uintptr_t)shared.memory % 4096 == 0);
-    const unsigned char *read = ucx_shared_map(&name, BYTES, &mapped);
+    const unsigned char *read = as_shared_map(&name, BYTES, &mapped);
     assert_non_null(read);
     assert_ptr_not_equal(read, shared.memory);
     assert_int_equal(read[BYTES - 1], 0);
     memset(shared.memory, 7, BYTES);
     assert_int_equal(read[BYTES - 1], 7);
     assert_int_equal(mprotect((void *)(uintptr_t)read, BYTES, PROT_READ | PROT_WRITE), -1);
-    ucx_shared_unmap(read, mapped);
-    ucx_shared_unmap(NULL, 0);
+    as_shared_unmap(read, mapped);
+    as_shared_unmap(NULL, 0);
 }
 
 static void nobody_else_makes_it_shorter_or_writes_it(void **state)
@@ -62,25 +62,26 @@ static void nobody_else_makes_it_shorter_or_writes_it(void **state)
 static void another_name_is_not_mapped(void **state)
 {
     (void)state;
-    ucx_shared_name_t others[] = {name, name, name, name, name, {0}};
+    as_shared_name_t others[] = {name, name, name, name, name, name, {0}};
     others[0].host++;
     others[1].inode++;
     others[2].device++;
     others[3].pid = UINT32_MAX;
     others[4].fd = 12345;
+    others[5].secret[1] ^= 1;
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        assert_null(ucx_shared_map(&others[i], BYTES, &mapped));
+        assert_null(as_shared_map(&others[i], BYTES, &mapped));
     }
-    assert_null(ucx_shared_map(&name, shared.bytes + 1, &mapped));
+    assert_null(as_shared_map(&name, shared.bytes + 1, &mapped));
 }
 
 // The right name of a file that is not such memory.
-static ucx_shared_name_t name_of(int fd)
+static as_shared_name_t name_of(int fd)
 {
     struct stat file;
     assert_true(fd >= 0);
     assert_int_equal(fstat(fd, &file), 0);
-    ucx_shared_name_t of = name;
+    as_shared_name_t of = name;
     of.fd = (uint32_t)fd;
     of.inode = (uint64_t)file.st_ino;
     of.device = (uint64_t)file.st_dev;
@@ -100,9 +101,9 @@ static void a_file_that_can_be_made_shorter_is_not_mapped(void **state)
     assert_int_equal(pipe(pipes), 0);
     const int others[] = {unsealed, plain, pipes[0], open("/dev/zero", O_RDONLY)};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        ucx_shared_name_t other = name_of(others[i]);
-        assert_null(ucx_shared_map(&other, BYTES,
-                                   &mapped)); // and it does not wait for the pipe's other end
+        as_shared_name_t other = name_of(others[i]);
+        assert_null(as_shared_map(&other, BYTES,
+                                  &mapped)); // and it does not wait for the pipe's other end
         close(others[i]);
     }
     close(pipes[1]);
@@ -112,12 +113,12 @@ static void where_other_transports_are_asked_for_it_is_not_shared(void **state)
 {
     (void)state;
     setenv("UCX_TLS", "tcp", 1);
-    assert_null(ucx_shared_map(&name, BYTES, &mapped));
-    assert_int_equal(ucx_shared_name(&shared).host, 0);
+    assert_null(as_shared_map(&name, BYTES, &mapped));
+    assert_int_equal(as_shared_name(&shared).host, 0);
     setenv("UCX_TLS", "tcp,shm", 1);
-    const void *read = ucx_shared_map(&name, BYTES, &mapped);
+    const void *read = as_shared_map(&name, BYTES, &mapped);
     assert_non_null(read);
-    ucx_shared_unmap(read, mapped);
+    as_shared_unmap(read, mapped);
     unsetenv("UCX_TLS");
 }
 
