@@ -131,9 +131,10 @@ static void a_put_that_is_not_answered_counts_too(void **state)
 {
     (void)state;
     begin();
-    put_chain(&world, 1);
+    put_chain(&world, 2); // from now on blocks are taken from the stage
+    assert_int_equal(link_of(0)->stage, LINK_STAGE_SHARED);
     as_sim_stop(world.sim, world.store_nets[0]);
-    for (uint32_t i = 1; i <= 2; i++) {
+    for (uint32_t i = 2; i <= 3; i++) {
         assert_int_equal(link_of(0)->state, LINK_READY);
         assert_int_equal(put_block(&world, i), AS_ERR_DEADLINE);
     }

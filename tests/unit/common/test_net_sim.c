@@ -192,6 +192,22 @@ static void a_large_payload_that_is_not_taken_is_done_for_its_sender(void **stat
     free(data);
 }
 
+static void an_offered_payload_stays_until_it_is_taken(void **state)
+{
+    world_t *world = *state;
+    world->b.buffer = calloc(1, 16);
+    char text[16] = "small";
+    const uint32_t id = 7;
+    assert_int_equal(
+        as_net_offer(world->a.conn, &id, sizeof(id), text, sizeof(text), on_done, &world->a),
+        AS_OK);
+    strcpy(text, "later"); // forbidden to a sender, and seen by the receiver
+    as_loop_run(world->loop);
+    assert_false(world->b.had_data);
+    assert_string_equal(world->b.buffer, "later");
+    assert_int_equal(world->a.sent + world->b.received, 2);
+}
+
 static void messages_sent_while_connecting_arrive_in_order(void **state)
 {
     world_t *world = *state;
@@ -555,6 +571,7 @@ int main(void)
         SIM_TEST(a_small_payload_comes_with_its_message),
         SIM_TEST(a_large_payload_is_read_from_the_senders_live_memory),
         SIM_TEST(a_large_payload_that_is_not_taken_is_done_for_its_sender),
+        SIM_TEST(an_offered_payload_stays_until_it_is_taken),
         SIM_TEST(messages_sent_while_connecting_arrive_in_order),
         SIM_TEST(connecting_to_nobody_is_unreachable),
         SIM_TEST(closing_cancels_from_the_loop_and_the_peer_is_told),

@@ -192,6 +192,23 @@ static void a_gathered_payload_arrives_as_one(void **state)
     free(out);
 }
 
+// More than a peer may have under way: those that were not taken have let go.
+static void what_is_offered_and_not_taken_is_done_for_its_sender(void **state)
+{
+    client_t *client = *state;
+    warm_up(client);
+    unsigned char out[3000];
+    fill(out, sizeof(out));
+    unsigned before = client->sent;
+    for (unsigned i = 1; i <= 2000; i++) {
+        const ask_t ask = {ASK_DROP, i, 0};
+        assert_int_equal(
+            as_net_offer(client->conn, &ask, sizeof(ask), out, sizeof(out), on_done, client),
+            AS_OK);
+        RUN_UNTIL(client, client->sent == before + i);
+    }
+}
+
 static unsigned count_descriptors(void)
 {
     unsigned count = 0;
@@ -276,6 +293,7 @@ int main(int argc, char **argv)
         NET_TEST(a_payload_of_any_size_comes_back_the_same),
         NET_TEST(a_thousand_small_messages_arrive_in_order),
         NET_TEST(many_large_messages_in_flight_all_arrive),
+        NET_TEST(what_is_offered_and_not_taken_is_done_for_its_sender),
         NET_TEST(a_payload_that_is_not_taken_is_dropped),
         NET_TEST(memory_on_the_same_host_is_read_without_the_peer),
         NET_TEST(reads_that_a_transport_would_emulate_are_refused),

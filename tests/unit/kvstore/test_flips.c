@@ -258,6 +258,7 @@ static void open_copies(bool messages)
     options.stores = COPIES;
     options.messages = messages;
     options.seed = seed;
+    options.client.stage_bytes = 0; // else puts do not go by the wire
     world_open(&world, &options);
     assay_client_set_replicas(world.client, COPIES);
     put_chain(&world, BLOCKS);
