@@ -43,7 +43,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 5u
+#define AS_WIRE_VERSION 6u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
