@@ -11,6 +11,7 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "common/rpc_peer.h"
 
 #define SIGNAL_COUNT 3
 #define FILES_ENOUGH 65536 // of thousands of connections
@@ -59,7 +60,13 @@ as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
         }
     }
     raise_files();
-    return as_tls_check(program, &flags->tls, &flags->use_tls);
+    status = as_tls_check(program, &flags->tls, &flags->use_tls);
+    if (status == AS_OK && flags->operators && !flags->use_tls) {
+        return complain(program, "operator", flags->operators[0],
+                        "given with mutual TLS: --tls-ca, --tls-cert and --tls-key");
+    }
+    as_rpc_set_operators((const char *const *)flags->operators);
+    return status;
 }
 
 // ---- Signals

@@ -11,6 +11,7 @@ typedef struct as_daemon_flags {
     const char *log_level;
     const char **faults;
     as_rpc_tls_t tls;
+    const char **operators;
     const as_rpc_tls_t *use_tls; // once parsed: of remote calls; NULL: plain text
 } as_daemon_flags_t;
 
@@ -26,6 +27,16 @@ typedef struct as_daemon_flags {
     {                                                                                              \
         .name = "fault", .type = AS_OPTION_LIST, .value = &(flags_).faults, .metavar = "SITE=N",   \
         .help = "for tests: a fault site fires on its n-th visit, or site=ppm@seed by chance"      \
+    }
+
+// Of daemons that answer operators, too.
+#define AS_OPERATORS_OPTION(flags_)                                                                \
+    {                                                                                              \
+        .name = "operator", .type = AS_OPTION_LIST, .value = &(flags_).operators,                  \
+        .metavar = "NAME",                                                                         \
+        .help =                                                                                    \
+            "common name of a certificate that may change things and be issued tokens; may be "    \
+            "given again; without it every certificate of the cluster may"                         \
     }
 
 // Parses a daemon's command line, which has no arguments but options; then sets the log level, arms

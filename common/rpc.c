@@ -43,6 +43,23 @@ void as_rpc_fail(ProtobufCClosure closure, void *closure_data, as_status_t statu
     pending->fail(pending, status, text);
 }
 
+static const char *const *operators;
+
+void as_rpc_set_operators(const char *const *names)
+{
+    operators = names;
+}
+
+bool as_rpc_is_operator(void *closure_data)
+{
+    as_rpc_pending_t *pending = closure_data;
+    bool found = !operators;
+    for (const char *const *name = operators; !found && *name; name++) {
+        found = pending->is_named && pending->is_named(pending, *name);
+    }
+    return found;
+}
+
 void as_rpc_client_free(as_rpc_client_t *client)
 {
     if (client) {

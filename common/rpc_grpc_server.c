@@ -215,6 +215,21 @@ static void call_fail(as_rpc_pending_t *pending, as_status_t status, const char 
     call_answer(call, status, text);
 }
 
+static bool call_is_named(as_rpc_pending_t *pending, const char *name)
+{
+    bool found = false;
+    size_t bytes = strlen(name);
+    grpc_auth_context *peer = grpc_call_auth_context(((server_call_t *)pending)->call);
+    grpc_auth_property_iterator names =
+        grpc_auth_context_find_properties_by_name(peer, GRPC_X509_CN_PROPERTY_NAME);
+    const grpc_auth_property *one;
+    while (!found && (one = grpc_auth_property_iterator_next(&names)) != NULL) {
+        found = one->value_length == bytes && memcmp(one->value, name, bytes) == 0;
+    }
+    grpc_auth_context_release(peer);
+    return found;
+}
+
 static void call_reply(const ProtobufCMessage *reply, void *ctx)
 {
     server_call_t *call = ctx;
@@ -234,6 +249,7 @@ static void call_open(server_call_t *call)
     rpc_server_t *server = method->server;
     call->state = CALL_OPEN;
     call->pending.fail = call_fail;
+    call->pending.is_named = call_is_named;
     call->next = server->open;
     if (call->next) {
         call->next->prev = call;

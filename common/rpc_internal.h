@@ -9,6 +9,7 @@
 #define AS_RPC_INTERNAL_H
 
 #include "common/rpc.h"
+#include "common/rpc_peer.h"
 
 // One call, as handed to the implementation.
 typedef struct as_rpc_call_params {
@@ -49,6 +50,8 @@ struct as_rpc_server {
 typedef struct as_rpc_pending as_rpc_pending_t;
 struct as_rpc_pending {
     void (*fail)(as_rpc_pending_t *pending, as_status_t status, const char *text);
+    // Whether the caller's certificate has this common name. NULL: nobody has one.
+    bool (*is_named)(as_rpc_pending_t *pending, const char *name);
 };
 
 #endif

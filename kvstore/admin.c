@@ -3,7 +3,9 @@
 // answer at once, but for Drop, which waits until the disk has forgotten too.
 #include <string.h>
 
+#include "common/log.h"
 #include "common/rpc.h"
+#include "common/rpc_peer.h"
 #include "kvstore/store.h"
 #include "proto/kvstore.pb-c.h"
 
@@ -180,6 +182,18 @@ static as_key_t key_of(const ProtobufCBinaryData *bytes)
     return key;
 }
 
+// True: it is no operator who asks, and was told.
+static bool is_denied(ProtobufCClosure closure, void *closure_data)
+{
+    bool denied = !as_rpc_is_operator(closure_data);
+    if (denied) {
+        AS_WARN("kvstore", "denied: a change that was asked for by nobody of --operator");
+        as_rpc_fail(closure, closure_data, AS_ERR_DENIED,
+                    "the certificate is no operator's: see the store's --operator");
+    }
+    return denied;
+}
+
 static void refuse(ProtobufCClosure closure, void *closure_data, const char *text)
 {
     as_rpc_fail(closure, closure_data, AS_ERR_INVALID, text);
@@ -226,6 +240,9 @@ static void drop_settle(const drop_t *from)
 static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequest *request,
                        Assay__StoreDropReply_Closure closure, void *closure_data)
 {
+    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     const char *fault = keys_fault(request->keys, request->n_keys);
     if (!fault && request->namespace_key.len > 0 &&
@@ -253,6 +270,9 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
 static void serve_pin(Assay__Store_Service *service, const Assay__StorePinRequest *request,
                       Assay__StorePinReply_Closure closure, void *closure_data)
 {
+    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     const char *fault = keys_fault(request->keys, request->n_keys);
     if (request->level != ASSAY__PIN_LEVEL__PIN_LEVEL_SOFT &&
@@ -278,6 +298,9 @@ static void serve_pin(Assay__Store_Service *service, const Assay__StorePinReques
 static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRequest *request,
                         Assay__StoreUnpinReply_Closure closure, void *closure_data)
 {
+    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     const char *fault = keys_fault(request->keys, request->n_keys);
     if (fault) {
@@ -354,6 +377,9 @@ static void list_accounts(kvs_admin_t *admin, const kvs_owner_t *owner,
 static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRequest *request,
                         Assay__StoreQuotaReply_Closure closure, void *closure_data)
 {
+    if ((request->set || request->reset) && is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_admin_t *admin = (kvs_admin_t *)service;
     kvs_store_t *store = admin->store;
     bool is_named = request->namespace_key.len > 0, changes = request->set || request->reset;
@@ -387,6 +413,9 @@ static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRe
 static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRequest *request,
                         Assay__StoreScrubReply_Closure closure, void *closure_data)
 {
+    if (request->start && is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     if (request->start) {
         kvs_store_scrub(store, request->bytes_per_second);
@@ -411,6 +440,9 @@ static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRe
 static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRequest *request,
                         Assay__StoreDrainReply_Closure closure, void *closure_data)
 {
+    if (request->start && is_denied((ProtobufCClosure)closure, closure_data)) {
+        return;
+    }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     if (request->timeout_ms > KVS_DRAIN_MS_MAX) {
         refuse((ProtobufCClosure)closure, closure_data, "timeout_ms is more than a day");

@@ -83,6 +83,7 @@ static const as_option_t table[] = {
         "on SIGTERM, for handing blocks to other stores; 0s ends at once", .min = 0,
         .max = 86400e6),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
+    AS_OPERATORS_OPTION(common),
     AS_DAEMON_OPTIONS(common),
 };
 

@@ -51,6 +51,7 @@ static const as_option_t table[] = {
     ROW("replicas", INT, replicas, "1", "N",
         "stores that each block is written to, so that it outlives one of them from 2 on", .min = 1,
         .max = SCH_HOLDERS_MAX),
+    AS_OPERATORS_OPTION(common),
     AS_DAEMON_OPTIONS(common),
 };
 

@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/rpc.h"
+#include "common/rpc_peer.h"
 #include "scheduler/scheduler.h"
 
 #define SCHEDULER_MAGIC 0x6465686373736100ull // "\0asssched"
@@ -257,6 +258,9 @@ static void on_token(Assay__Scheduler_Service *service, const Assay__TokenReques
     as_status_t status = sch_check_token(request, &text);
     if (status == AS_OK && !scheduler->options.issue_tokens) {
         text = "this scheduler issues no tokens: see its --issue-tokens";
+        status = AS_ERR_DENIED;
+    } else if (status == AS_OK && !as_rpc_is_operator(data)) {
+        text = "the certificate is no operator's: see the scheduler's --operator";
         status = AS_ERR_DENIED;
     } else if (status == AS_OK) {
         status = sch_tenants_issue(scheduler->tenants, request, &sealed);

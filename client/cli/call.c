@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One remote call, waited for: a loop of its own, a client of its own.
 #include "client/cli/cli.h"
+#include "proto/kvstore.pb-c.h"
 
 #include "common/loop.h"
 #include "common/mem.h"
@@ -51,12 +52,13 @@ ProtobufCMessage *cli_call(const char *target, const ProtobufCServiceDescriptor 
     as_loop_free(waiting.loop);
     if (status != AS_OK) {
         // A server that wants TLS and a client that does not, or the reverse, see each other hang up.
+        bool change = status == AS_ERR_DENIED && service == &assay__store__descriptor;
         bool lost = status == AS_ERR_UNREACHABLE || status == AS_ERR_PEER_LOST;
         cli_complain("%s at %s: %s; %s%s", method, target, as_status_str(status),
                      !lost             ? ""
                      : cli_tls.ca_file ? "it needs a certificate that --tls-ca signed; "
                                        : "if it has TLS, give --tls-ca, --tls-cert and --tls-key; ",
-                     hint);
+                     change ? "your certificate is none of the store's --operator" : hint);
     }
     return waiting.reply;
 }

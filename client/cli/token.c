@@ -207,7 +207,8 @@ static bool ask_scheduler(const as_token_t *token, as_token_sealed_t *sealed_p)
     request.ttl_s = (uint64_t)ttl_us / 1000000;
     Assay__TokenReply *reply = (Assay__TokenReply *)cli_call(
         scheduler, &assay__scheduler__descriptor, "Token", &request.base,
-        "its --issue-tokens must be on, and stores sign peers' tokens themselves");
+        "its --issue-tokens must be on and, with its --operator, your certificate one of "
+        "those; stores sign peers' tokens themselves");
     bool whole = reply && reply->token.len == sizeof(sealed_p->bytes);
     if (whole) {
         memcpy(sealed_p->bytes, reply->token.data, sizeof(sealed_p->bytes));

@@ -172,6 +172,33 @@ def test_a_scheduler_issues_tokens_to_who_has_a_certificate(secured, tmp_path):
     scheduler.check()
 
 
+def test_only_operators_change_things_where_they_are_named(tmp_path):
+    authority, keys = Authority(tmp_path, "ca"), Keys(tmp_path)
+    chief, other = authority.sign("chief"), authority.sign("other")
+    more = [f"--cluster-key={keys.file}", "--operator=chief", "--operator=deputy"]
+    with Cluster(tmp_path, workers=0, scheduler_options=authority.sign("scheduler") + more + ["--issue-tokens"],
+                 store_options=authority.sign("store") + more, cli_options=other) as cluster:
+        store = cluster.stores[0].address["data"]
+        changes = (("drop", "--all"), ("pin", "00" * 32), ("unpin", "--all"), ("scrub",), ("drain", store),
+                   ("quota", "--namespace=" + "00" * 32, "--bytes=1MiB"))
+        for name, *rest in changes:
+            reply = command(cluster, name, *rest, *other)
+            assert reply.returncode == 1 and "denied; your certificate is none of the store's --operator" in reply.stderr, reply.stderr
+        issue = ("issue", "--tenant=9", f"--scheduler={cluster.scheduler.address['rpc']}")
+        reply = subprocess.run([os.path.join(BIN, "assay"), "token", *issue, *other], capture_output=True, text=True,
+                               timeout=60)
+        assert reply.returncode == 1 and "--operator" in reply.stderr, reply.stderr
+        assert cluster.stores[0].log_text().count("nobody of --operator") == len(changes)
+        assert command(cluster, "unpin", "--all", *chief).returncode == 0
+        assert command(cluster, "scrub", *chief).returncode == 0
+        reply = subprocess.run([os.path.join(BIN, "assay"), "token", *issue, *chief], capture_output=True, timeout=60)
+        assert reply.returncode == 0, reply.stderr
+        assert [node["state"] for node in cluster.stat()["nodes"]] == ["alive"], "to look, any certificate does"
+    wrong = subprocess.run([os.path.join(BIN, "assay-kvstore"), "--operator=chief"], capture_output=True, text=True,
+                           timeout=60)
+    assert wrong.returncode == 2 and "mutual TLS" in wrong.stderr
+
+
 def test_up_starts_a_cluster_under_mutual_tls(secured, tmp_path):
     _, _, _, folder = secured
     options = Authority(folder, "up-ca").sign("up")
