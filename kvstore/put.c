@@ -310,16 +310,17 @@ static uint32_t check_layer(const put_t *put, uint32_t layer)
                        : as_crc32c(0, extent, bytes);
 }
 
-// Compares so many bytes, about, and ends the put after the last.
-static void check(put_t *put, uint64_t bytes_max)
+// Compares so many bytes, about, and ends the put after the last; returns how many.
+static uint64_t check(put_t *put, uint64_t bytes_max)
 {
     kvs_store_t *store = put->conn->store;
     const kvs_block_t *block = put->block;
-    for (uint64_t bytes = 0; bytes < bytes_max; bytes += block->extent_bytes) {
+    uint64_t bytes = 0, extent_bytes = block->extent_bytes;
+    for (; bytes < bytes_max; bytes += extent_bytes) {
         uint32_t layer = put->checked_layers;
         if (layer == block->layers) {
             put_succeed(put);
-            return;
+            return bytes;
         }
         uint32_t crc = check_layer(put, layer);
         if (crc != put->crcs[layer]) {
@@ -327,17 +328,18 @@ static void check(put_t *put, uint64_t bytes_max)
                     put->crcs[layer]);
             kvs_count(&store->counted.checksum_failures, KVS_METRIC_CHECKSUM_FAILURES, 1);
             put_end(put, AS_ERR_CHECKSUM);
-            return;
+            return bytes + extent_bytes;
         }
         put->checked_layers++;
     }
+    return bytes;
 }
 
 static void on_check(void *ctx)
 {
     kvs_puts_t *puts = ctx;
-    if (puts->check_first) {
-        check(puts->check_first, KVS_VERIFY_BYTES_MAX);
+    for (uint64_t bytes = 0; puts->check_first && bytes < KVS_VERIFY_BYTES_MAX;) {
+        bytes += check(puts->check_first, KVS_VERIFY_BYTES_MAX - bytes);
     }
     if (puts->check_first) {
         as_loop_post(puts->store->options.loop, &puts->check);
@@ -420,8 +422,10 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
     }
     kvs_block_t *block;
     status = kvs_index_reserve(store->index, spec, &block);
-    if (status == AS_ERR_BUSY) {
-        kvs_store_evict_soon(store, kvs_image_bytes(spec));
+    if (status ==
+        AS_ERR_BUSY) { // puts of one turn of the loop may take more than the last one has freed
+        kvs_store_evict_now(store, kvs_image_bytes(spec));
+        status = kvs_index_reserve(store->index, spec, &block);
     }
     if (status == AS_OK) {
         put_t *put = put_take(conn, block, ask);

@@ -204,6 +204,12 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     as_loop_post(store->options.loop, &store->evict);
 }
 
+void kvs_store_evict_now(kvs_store_t *store, size_t wanted_bytes)
+{
+    kvs_store_evict_soon(store, wanted_bytes);
+    on_evict(store); // a batch; the rest follows
+}
+
 // ---- its life
 
 static as_status_t store_start_net(kvs_store_t *store)

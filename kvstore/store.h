@@ -192,6 +192,7 @@ void kvs_store_watch(
     kvs_store_t *store); // there is a lease or reservation: sweep until there is none
 void kvs_store_evict_soon(kvs_store_t *store,
                           size_t wanted_bytes); // when above the high mark, or for wanted_bytes
+void kvs_store_evict_now(kvs_store_t *store, size_t wanted_bytes); // what one turn may, at once
 // Whether with so many bytes more it is fuller than eviction leaves it.
 bool kvs_store_is_full(const kvs_store_t *store, size_t bytes);
 static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t amount)

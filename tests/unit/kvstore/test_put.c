@@ -199,6 +199,28 @@ static void memory_that_is_not_the_writers_is_not_mapped(void **state)
     assert_int_equal(status_of_share(stage.bytes, &right), AS_WIRE_OK);
 }
 
+// More in one turn of the loop than it has free: it evicts as it takes them.
+static void a_full_store_takes_a_burst_of_puts(void **state)
+{
+    (void)state;
+    connect_anew();
+    for (uint32_t n = 0; n < 400; n++) {
+        as_wire_put_t ask = put_of(1);
+        ask.key = (as_key_t){{1, (uint8_t)n, (uint8_t)(n >> 8)}};
+        assert_int_equal(
+            as_net_send(conn, &ask, as_wire_put_bytes(LAYERS), block, sizeof(block), on_sent, NULL),
+            AS_OK);
+    }
+    uint32_t before = answers;
+    while (answers < before + 400) {
+        assert_true(as_loop_run_once(loop, true));
+        assert_int_equal(last_status, AS_WIRE_OK);
+    }
+    kvs_stat_t stat;
+    kvs_store_stat(store, &stat);
+    assert_true(stat.evictions > 100 && stat.blocks > 100);
+}
+
 static void past_their_limits_puts_and_leases_are_busy(void **state)
 {
     (void)state;
@@ -227,6 +249,7 @@ int main(void)
         TEST(a_put_whose_bytes_do_not_come_ends_by_its_deadline),
         TEST(a_block_is_taken_out_of_the_memory_of_its_writer),
         TEST(memory_that_is_not_the_writers_is_not_mapped),
+        TEST(a_full_store_takes_a_burst_of_puts),
         TEST(past_their_limits_puts_and_leases_are_busy),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
