@@ -219,6 +219,14 @@ static void a_full_store_takes_a_burst_of_puts(void **state)
     kvs_stat_t stat;
     kvs_store_stat(store, &stat);
     assert_true(stat.evictions > 100 && stat.blocks > 100);
+    // A block that is larger than what eviction leaves free.
+    static const uint8_t whole[200 << 10];
+    as_wire_put_t ask = put_of(2);
+    ask.extent_bytes = sizeof(whole) / LAYERS;
+    ask.crcs[0] = ask.crcs[1] = as_crc32c(0, whole, ask.extent_bytes);
+    assert_true(stat.ram_bytes_max - stat.ram_bytes_used < sizeof(whole));
+    say(&ask, as_wire_put_bytes(LAYERS), whole, sizeof(whole));
+    assert_int_equal(last_status, AS_WIRE_OK);
 }
 
 static void past_their_limits_puts_and_leases_are_busy(void **state)
