@@ -17,7 +17,7 @@ STANDING = 12
 ASKED = 240  # answers of 64 KiB that one who stands still asks for: more than sockets take
 # What is handed to the network of a connection is 2 MiB, and that is in the pool: what is added are buffers of UCX.
 STANDING_KIB = 4 * 1024 if SANITIZED else 1024
-OK, LEASE = 0, 6  # statuses of proto/wire.h
+NOT_FOUND, EXISTS, INVALID, LEASE = 1, 2, 5, 6  # statuses of proto/wire.h
 
 
 @pytest.fixture()
@@ -35,10 +35,10 @@ def store(tmp_path):
 class Rogue:
     all = []
 
-    def __init__(self, store, what):
+    def __init__(self, store, what, env=BY_MESSAGES):
         Rogue.all.append(self)
         self.child = subprocess.Popen([os.path.join(BIN, "rogue"), store.address["data"], what], stdout=subprocess.PIPE, text=True,
-                                      env=BY_MESSAGES)
+                                      env=env)
 
     def until(self, word):
         while (line := self.child.stdout.readline().strip()) != word:
@@ -122,3 +122,18 @@ def test_messages_of_other_sizes_than_they_say_harm_nobody(store):
     others_are_served(store, 100)
     assert metric(store, "protocol_errors_total") == 5 * 7
     assert rss_kib(store) - before_kib <= 4 * STANDING_KIB
+
+
+def test_puts_that_are_not_what_they_say_are_refused(store):
+    said = {"put_again": ["STORED=0", f"STORED={EXISTS}", "open"],
+            "put_with_more_than_its_bytes": [f"STORED={INVALID}", "open"],
+            "put_with_less_than_its_bytes": [f"STORED={INVALID}", "open"],
+            "put_of_too_many_layers": ["closed"],
+            "put_out_of_memory_that_it_has_not_shared": [f"STORED={INVALID}", "open"],
+            "share_what_is_not_its_own": [f"SHARED={NOT_FOUND}", "open"],
+            "share_more_than_there_is": [f"SHARED={NOT_FOUND}", "open"],
+            "share_twice": ["SHARED=0", "closed"]}
+    for what, words in said.items():
+        heard = Rogue(store, what, os.environ).said()
+        assert heard[:1 + len(words)] == ["HELLO_REPLY=0", *words], what  # it may ask for the last word twice
+    others_are_served(store, 100)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/checksum.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/net.h"
@@ -213,6 +214,87 @@ static void answer_in_place_of_a_question(rogue_t *rogue)
     say(rogue, &data, sizeof(data), rogue->large, LARGE_BYTES);
 }
 
+// ---- puts
+
+static as_wire_put_t put_of(const rogue_t *rogue, uint32_t bytes)
+{
+    as_wire_put_t put = {.head = as_wire_head(AS_WIRE_PUT, 6),
+                         .key = numbered_key(BLOCKS),
+                         .parent = rogue->keys[0],
+                         .namespace_key = rogue->keys[0],
+                         .kind = AS_WIRE_FULL,
+                         .layers = 1,
+                         .extent_bytes = bytes,
+                         .tokens = 16};
+    put.crcs[0] = as_crc32c(0, rogue->large, bytes);
+    return put;
+}
+
+static void say_put(rogue_t *rogue, const as_wire_put_t *put, size_t bytes)
+{
+    say(rogue, put, as_wire_put_bytes(1), rogue->large, bytes);
+}
+
+static void put_again(rogue_t *rogue)
+{
+    const as_wire_put_t put = put_of(rogue, 4096);
+    say_put(rogue, &put, 4096);
+    say_put(rogue, &put, 4096);
+}
+
+static void put_with_more_than_its_bytes(rogue_t *rogue)
+{
+    const as_wire_put_t put = put_of(rogue, 4096);
+    say_put(rogue, &put, LARGE_BYTES);
+}
+
+static void put_with_less_than_its_bytes(rogue_t *rogue)
+{
+    const as_wire_put_t put = put_of(rogue, LARGE_BYTES);
+    say_put(rogue, &put, 4096);
+}
+
+static void put_of_too_many_layers(rogue_t *rogue)
+{
+    as_wire_put_t put = put_of(rogue, 4096);
+    put.layers = UINT32_MAX;
+    say(rogue, &put, sizeof(put), rogue->large, LARGE_BYTES);
+}
+
+static void put_out_of_memory_that_it_has_not_shared(rogue_t *rogue)
+{
+    as_wire_put_t put = put_of(rogue, 4096);
+    put.flags = AS_WIRE_STAGED;
+    say_put(rogue, &put, 0);
+}
+
+static void share(rogue_t *rogue, uint64_t bytes, uint64_t twist)
+{
+    static as_shared_t memory;
+    if (!memory.memory && as_shared_alloc(&memory, 4096) != AS_OK) {
+        finish(rogue, "no memory");
+    }
+    as_wire_share_t share = {as_wire_head(AS_WIRE_SHARE, 7), bytes, as_shared_name(&memory)};
+    share.name.secret[0] ^= twist;
+    say(rogue, &share, sizeof(share), NULL, 0);
+}
+
+static void share_what_is_not_its_own(rogue_t *rogue)
+{
+    share(rogue, 4096, 1);
+}
+
+static void share_more_than_there_is(rogue_t *rogue)
+{
+    share(rogue, 4097 + 65536, 0);
+}
+
+static void share_twice(rogue_t *rogue)
+{
+    share(rogue, 4096, 0);
+    share(rogue, 4096, 0);
+}
+
 #define SAYS(what)                                                                                 \
     {                                                                                              \
         .name = #what, .start = what                                                               \
@@ -235,6 +317,14 @@ static const act_t acts[] = {
     SAYS(header_of_the_largest_size),
     SAYS(header_that_is_cut),
     SAYS(answer_in_place_of_a_question),
+    SAYS(put_again),
+    SAYS(put_with_more_than_its_bytes),
+    SAYS(put_with_less_than_its_bytes),
+    SAYS(put_of_too_many_layers),
+    SAYS(put_out_of_memory_that_it_has_not_shared),
+    SAYS(share_what_is_not_its_own),
+    SAYS(share_more_than_there_is),
+    SAYS(share_twice),
 };
 
 // ---- the connection
@@ -260,6 +350,8 @@ static const char *name_of(uint32_t type)
            : type == AS_WIRE_LOCATED   ? "LOCATED"
            : type == AS_WIRE_DATA      ? "DATA"
            : type == AS_WIRE_RENEWED   ? "RENEWED"
+           : type == AS_WIRE_SHARED    ? "SHARED"
+           : type == AS_WIRE_STORED    ? "STORED"
                                        : "?";
 }
 
