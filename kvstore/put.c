@@ -424,8 +424,8 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
     status = kvs_index_reserve(store->index, spec, &block);
     if (status ==
         AS_ERR_BUSY) { // puts of one turn of the loop may take more than the last one has freed
-        kvs_store_evict_now(store, kvs_image_bytes(spec));
-        status = kvs_index_reserve(store->index, spec, &block);
+        status = kvs_store_evict_for(store, spec) ? kvs_index_reserve(store->index, spec, &block)
+                                                  : AS_ERR_BUSY;
     }
     if (status == AS_OK) {
         put_t *put = put_take(conn, block, ask);

@@ -8,6 +8,7 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "kvstore/disk/disk.h"
+#include "kvstore/disk/image.h"
 #include "kvstore/evict.h"
 #include "kvstore/pages.h"
 
@@ -204,10 +205,27 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     as_loop_post(store->options.loop, &store->evict);
 }
 
-void kvs_store_evict_now(kvs_store_t *store, size_t wanted_bytes)
+bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
 {
-    kvs_store_evict_soon(store, wanted_bytes);
+    uint64_t before = store->counted.evictions;
+    kvs_block_t *parent = NULL;
+    if (!store->tier) { // else they are on disk
+        parent = kvs_index_find(store->index, &spec->parent, kvs_realm_of(spec));
+    }
+    if (parent) {
+        kvs_index_pin(store->index, parent);
+    }
+    kvs_store_evict_soon(store, kvs_image_bytes(spec));
     on_evict(store); // a batch; the rest follows
+    if (parent) {
+        kvs_index_unpin(store->index, parent);
+    }
+    bool evicted = store->counted.evictions > before;
+    if (!evicted) {
+        as_loop_unpost(store->options.loop, &store->evict);
+        store->evict_goal_bytes = SIZE_MAX;
+    }
+    return evicted;
 }
 
 // ---- its life

@@ -22,6 +22,7 @@ BIN = Path(os.environ["ASSAY_BIN"])
 START_SECONDS = 20
 END_SECONDS = 20
 MIB = 1 << 20
+LINK_BYTES_PER_S = 250000000  # 2 Gbit/s of a link between two namespaces: what two cores can carry beside both ends
 
 
 def free_port():

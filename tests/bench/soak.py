@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`./dev bench store --soak MINUTES`: one store with a disk, held at 80 % of what it can do for as long as is wanted.
+"""`./dev bench store --soak MINUTES`: one store with a disk, held at 80 % of its link for as long as is wanted. The link is one of
+2 Gbit/s between two network namespaces, or, without root or /dev/net/tun, loopback, and then as fast as the store can.
 
 Reads of 1 MiB over TCP from twice as many blocks as RAM holds, beside puts of new ones: so blocks are evicted, brought back
 from disk and overwritten on disk all the time. A second store, which has their second copies, is killed and started empty
@@ -7,14 +8,21 @@ again and again, so the first repairs what was lost. Judged: no error, the rate 
 the client do not grow (the line through what they hold, after a fifth of the time in which caches fill).
 """
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 
+from pathlib import Path
+
 import table
-from peers import BIN, Assay
+
+from peers import BIN, LINK_BYTES_PER_S, Assay
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+import netns  # noqa: E402
 
 RAM_MIB, DISK_MIB, SET_MIB = 128, 1024, 256
 LOAD = {"batch": 1, "slots": 8, "set_mib": SET_MIB, "puts": 15}
@@ -58,7 +66,7 @@ class Mate:
 
 def watch(store, rate, seconds, mate):
     """Runs the load; a sample for each report: seconds, what the client counted, what both processes hold."""
-    command = [BIN / "bench_store", "--store", store.name, "--op", "mixed", "--pid", store.pid, "--rate", rate, "--seconds", seconds,
+    command = [*store.client_in, BIN / "bench_store", "--store", store.name, "--op", "mixed", "--pid", store.pid, "--rate", rate, "--seconds", seconds,
                "--report", REPORT_SECONDS, *(part for name, value in LOAD.items() for part in (f"--{name.replace('_', '-')}", value))]
     child = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True, env=dict(os.environ, UCX_TLS="tcp"))
     samples, began = [], time.monotonic()
@@ -89,9 +97,24 @@ def rows(samples, rate, before, after):
     table.row("soak_errors", sum(one["errors"] for one in loads), 0, at_most=True)
     moved = sum(one["read_bytes"] + one["written_bytes"] for one in loads) / sum(one["seconds"] for one in loads)
     table.row("soak_rate_held", moved / rate, 0.95)
+    reads = sum(one["reads"] for one in loads)
+    table.row("soak_missed_reads_share", sum(one["misses"] for one in loads) / max(reads, 1))
     table.row("soak_read_p99_ms", sorted(one["p99_us"] for one in loads)[len(loads) // 2] / 1e3)
     for what in ("evictions", "promotions", "repaired_blocks"):
         table.row(f"soak_{what}", after[what] - before[what], 1)
+
+
+@contextlib.contextmanager
+def link():
+    """Where store and client are, as options of Assay, and the rate of the link between them; 0: it is to be found out."""
+    if netns.missing():
+        table.say(f"soak: over loopback: {netns.missing()}")
+        yield {}, 0
+        return
+    with netns.Network(2) as network:
+        here, there = network.hosts
+        network.tell("rate", 0, 1, LINK_BYTES_PER_S)
+        yield {"host": there.address, "run_in": there.run_in, "client_in": here.run_in}, LINK_BYTES_PER_S
 
 
 def main():
@@ -102,8 +125,9 @@ def main():
     seconds = args.soak * 60
     if seconds < 20:
         parser.error("--soak: give at least 0.4 minutes")
-    with Assay(RAM_MIB, ["--disk=disk", f"--disk-size={DISK_MIB}MiB"], scheduler_options=["--replicas=2"]) as store:
-        top = store.load("mixed", "tcp", seconds=min(20, seconds / 2), **LOAD)["gb_per_s"] * 1e9
+    disk = ["--disk=disk", f"--disk-size={DISK_MIB}MiB"]
+    with link() as (at, top), Assay(RAM_MIB, disk, scheduler_options=["--replicas=2"], **at) as store:
+        top = top or store.load("mixed", "tcp", seconds=min(20, seconds / 2), **LOAD)["gb_per_s"] * 1e9
         rate = SHARE * top
         table.say(f"soak: {rate / 1e6:.0f} MB/s of {top / 1e6:.0f} for {seconds:.0f} s")
         before = store.node()["store"]
