@@ -70,7 +70,7 @@ void assay_client_options_init(assay_client_options_t *options)
         .puts_max = 64,
         .fetches_max = 64,
         .bytes_in_flight_max = (size_t)16 << 20,
-        .stage_bytes = (size_t)32 << 20,
+        .stage_bytes = (size_t)16 << 20,
         .connect_timeout_us = 2000000,
         .stall_timeout_us = 2000000,
         .retry_after_us = 1000000,

@@ -93,6 +93,10 @@ void assay_link_put(assay_link_t *link)
 // Takes it out of the client. Nothing refers to it.
 void assay_link_close(assay_link_t *link)
 {
+    if (link->sharing) {
+        assay_call_drop(link->sharing); // it belongs to nobody else
+        link->sharing = NULL;
+    }
     AS_ASSERT(!link->calls);
     assay_link_t **at = &link->client->links;
     while (*at != link) {

@@ -108,6 +108,7 @@ struct assay_link {
     uint32_t reads_in_flight;
     size_t bytes_in_flight, urgent_bytes[ASSAY_URGENCY_COUNT]; // all; of each urgency
     link_stage_t stage;
+    assay_call_t *sharing; // the question that ASKED is
     link_rate_t rate;
     link_window_t window;
     as_wire_read_t asking; // a READ that is being filled (read.c)

@@ -253,7 +253,9 @@ static as_status_t send_put(assay_call_t *call)
     memcpy(ask.crcs, put->crcs, ask.layers * sizeof(uint32_t));
     size_t header_bytes = as_wire_put_bytes(ask.layers);
     if (copy->staged) {
-        return as_net_send(copy->link->conn, &ask, header_bytes, NULL, 0, NULL, NULL);
+        as_status_t sent = as_net_send(copy->link->conn, &ask, header_bytes, NULL, 0, NULL, NULL);
+        copy->staged = sent == AS_OK;
+        return sent;
     }
     // A copy is offered, however small: most often it is there already.
     as_status_t (*send)(as_conn_t *, const void *, size_t, const void *, size_t, as_net_done_fn,

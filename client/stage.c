@@ -33,6 +33,10 @@ static assay_stage_t *stage_of(assay_client_t *client)
     }
     assay_stage_t *stage = as_mem_zalloc(1, sizeof(*stage));
     client->stage_failed = !stage || as_shared_alloc(&stage->shared, bytes) != AS_OK;
+    if (!client->stage_failed && as_shared_back(&stage->shared) != AS_OK) {
+        client->stage_failed = true;
+        as_shared_free(&stage->shared);
+    }
     if (client->stage_failed) {
         AS_WARN("client", "no %zu bytes of shared memory: puts go by messages", bytes);
         as_mem_free(stage);
@@ -66,6 +70,7 @@ static void on_shared(void *owner, const void *header, as_net_msg_t *msg)
 {
     (void)msg;
     assay_link_t *link = owner;
+    link->sharing = NULL;
     if (((const as_wire_result_t *)header)->status == AS_WIRE_OK) {
         link->stage = LINK_STAGE_SHARED;
     }
@@ -73,8 +78,8 @@ static void on_shared(void *owner, const void *header, as_net_msg_t *msg)
 
 static void on_share_failed(void *owner, as_status_t status)
 {
-    (void)owner;
     (void)status; // the connection is gone: the next one is asked anew
+    ((assay_link_t *)owner)->sharing = NULL;
 }
 
 bool assay_stage_offer(assay_link_t *link)
@@ -83,9 +88,9 @@ bool assay_stage_offer(assay_link_t *link)
         link->stage = LINK_STAGE_ASKED; // once on a connection
         const assay_call_params_t params = {link, AS_WIRE_SHARED, send_share, on_shared,
                                             on_share_failed};
-        assay_call_t *call;
-        if (stage_of(link->client) && assay_call_start(link, &params, &call) != AS_OK) {
-            AS_DEBUG("client", "memory was not offered to %s", link->store.data_address);
+        if (stage_of(link->client) && assay_call_start(link, &params, &link->sharing) != AS_OK) {
+            link->sharing = NULL;
+            link->stage = LINK_STAGE_UNKNOWN; // with the next put
         }
     }
     return link->state == LINK_READY && link->stage == LINK_STAGE_SHARED;

@@ -161,9 +161,10 @@ TARGET_SSE static inline uint64_t sse_serial(uint64_t state, uint8_t *destinatio
         destination = destination ? destination + 8 : NULL;
     }
     for (; bytes > 0; data++, bytes--) {
-        state = _mm_crc32_u8((uint32_t)state, *data);
+        uint8_t byte = *data; // once, as above
+        state = _mm_crc32_u8((uint32_t)state, byte);
         if (destination) {
-            *destination++ = *data;
+            *destination++ = byte;
         }
     }
     return state;

@@ -477,7 +477,7 @@ as_status_t ucx_rkey_unpack(as_conn_t *conn_head, const void *bytes, size_t byte
         as_mem_free(rkey);
         return AS_ERR_PROTOCOL;
     }
-    rkey->local = as_shared_map(&packed.shared, packed.bytes, &rkey->mapped);
+    rkey->local = as_shared_map(&packed.shared, packed.bytes, false, &rkey->mapped);
     if (rkey->local || conn_has_rdma(conn)) {
         conn->head.caps |= AS_NET_CAP_ONESIDED;
     }

@@ -120,6 +120,11 @@ void as_shared_free(as_shared_t *shared)
     close(shared->fd);
 }
 
+as_status_t as_shared_back(const as_shared_t *shared)
+{
+    return fallocate(shared->fd, 0, 0, (off_t)shared->bytes) == 0 ? AS_OK : AS_ERR_NO_MEMORY;
+}
+
 as_shared_name_t as_shared_name(const as_shared_t *shared)
 {
     struct stat file;
@@ -134,13 +139,15 @@ as_shared_name_t as_shared_name(const as_shared_t *shared)
                               (uint32_t)shared->fd};
 }
 
-// Whether an open file is the one with this secret.
-static bool has_secret(int fd, const uint64_t secret[2])
+// Whether what a name in /proc stands for is the memory with this secret: it is looked at before it is
+// opened, since opening other things may do something, or hang.
+static bool has_secret(const char *path, const uint64_t secret[2])
 {
-    char path[64], name[FILE_NAME_BYTES], is[160], want[160];
-    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    char name[FILE_NAME_BYTES], is[160], want[160];
     ssize_t bytes = readlink(path, is, sizeof(is) - 1);
     if (bytes < 0) {
+        AS_INFO("net", "the memory of another process cannot be shared: %s is not to be read",
+                path);
         return false;
     }
     is[bytes] = 0;
@@ -149,30 +156,43 @@ static bool has_secret(int fd, const uint64_t secret[2])
     return strcmp(is, want) == 0;
 }
 
-const void *as_shared_map(const as_shared_name_t *name, size_t bytes, size_t *mapped_p)
+// Whether it is what the name says, and stays so: its length is looked at once it can no longer shrink.
+static bool is_sound(int fd, const as_shared_name_t *name, size_t bytes, bool backed,
+                     size_t *page_bytes_p)
 {
-    if (name->host == 0 || name->host != host_id() || !as_shared_is_allowed()) {
-        return NULL;
-    }
-    char path[64];
-    snprintf(path, sizeof(path), "/proc/%u/fd/%u", name->pid, name->fd);
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    struct stat file;
-    if (fd < 0 || fstat(fd, &file) != 0) {
-        AS_INFO("net", "the memory of process %u cannot be shared: %s is not to be opened",
-                name->pid, path);
-        close_if_open(fd);
-        return NULL;
-    }
+    const int wanted = F_SEAL_SHRINK | READ_ONLY; // READ_ONLY: no hole is made in it either
     int seals = fcntl(fd, F_GET_SEALS);
+    struct stat file;
+    if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &file) != 0) {
+        return false;
+    }
+    *page_bytes_p = (size_t)file.st_blksize;
+    return (uint64_t)file.st_ino == name->inode && (uint64_t)file.st_dev == name->device &&
+           (uint64_t)file.st_size >= bytes && *page_bytes_p > 0 &&
+           (size_t)file.st_size % *page_bytes_p == 0 &&
+           (!backed || (uint64_t)file.st_blocks * 512 >= bytes);
+}
+
+const void *as_shared_map(const as_shared_name_t *name, size_t bytes, bool backed, size_t *mapped_p)
+{
+    if (bytes == 0 || name->host == 0 || name->host != host_id() || !as_shared_is_allowed()) {
+        return NULL;
+    }
+    char path[64], own[64];
+    snprintf(path, sizeof(path), "/proc/%u/fd/%u", name->pid, name->fd);
+    if (!has_secret(path, name->secret)) {
+        return NULL;
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    snprintf(own, sizeof(own), "/proc/self/fd/%d", fd);
     void *memory = MAP_FAILED;
-    if (seals >= 0 && (seals & F_SEAL_SHRINK) && has_secret(fd, name->secret) &&
-        (uint64_t)file.st_ino == name->inode && (uint64_t)file.st_dev == name->device &&
-        (uint64_t)file.st_size >= bytes) {
-        *mapped_p = (size_t)file.st_size; // whole pages, of whatever size they are
+    size_t page_bytes;
+    if (fd >= 0 && has_secret(own, name->secret) &&
+        is_sound(fd, name, bytes, backed, &page_bytes)) {
+        *mapped_p = (bytes + page_bytes - 1) / page_bytes * page_bytes;
         memory = mmap(NULL, *mapped_p, PROT_READ, MAP_SHARED, fd, 0);
     }
-    close(fd);
+    close_if_open(fd);
     return memory == MAP_FAILED ? NULL : memory;
 }
 

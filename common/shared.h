@@ -36,9 +36,12 @@ bool as_shared_is_allowed(void);
 as_status_t as_shared_alloc(as_shared_t *shared, size_t bytes) AS_MUST_USE;
 void as_shared_free(as_shared_t *shared); // peers that have mapped it keep it
 as_shared_name_t as_shared_name(const as_shared_t *shared);
-// All of it, at least `bytes`; *mapped_p: how much. NULL: it is on another host, or is not what the name
-// says.
-const void *as_shared_map(const as_shared_name_t *name, size_t bytes, size_t *mapped_p);
+// Takes all of its memory now, not with the first use of each page. AS_ERR_NO_MEMORY.
+as_status_t as_shared_back(const as_shared_t *shared) AS_MUST_USE;
+// Its first `bytes`; *mapped_p: how much that is in whole pages. `backed`: only if all of it is taken: reading
+// what is not takes it, at the reader's cost. NULL: it is on another host, or is not what the name says.
+const void *as_shared_map(const as_shared_name_t *name, size_t bytes, bool backed,
+                          size_t *mapped_p);
 void as_shared_unmap(const void *memory, size_t mapped); // NULL is fine
 
 #endif

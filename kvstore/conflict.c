@@ -99,8 +99,6 @@ as_status_t kvs_put_meets(kvs_store_t *store, const kvs_spec_t *spec, uint32_t d
     }
     if (flags & AS_WIRE_COPY) {
         status = kvs_copy_check(store, spec, flags);
-    } else {
-        kvs_drops_forget(store, spec);
     }
     if (status == AS_OK && kvs_image_bytes(spec) > kvs_pool_bytes(store->pool)) {
         status = AS_ERR_LIMIT;

@@ -121,6 +121,7 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t
         puts->slots[put->next].prev = slot_of(put);
     }
     conn->first_reservation = slot_of(put);
+    conn->puts++;
     kvs_conn_hold(conn);
     kvs_store_watch(conn->store);
     return put;
@@ -141,6 +142,7 @@ static void free_if_dead(put_t *put)
     } else {
         conn->first_reservation = put->next;
     }
+    conn->puts--;
     put->state = FREE;
     put->conn = NULL;
     put->next = puts->unused;
@@ -217,7 +219,11 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
             continue;
         }
         left--;
-        if (put->state == RECEIVING && put->deadline_us <= now_us) {
+        if (put->state == DEAD && put->pinned &&
+            put->deadline_us + puts->store->options.stall_us <= now_us) {
+            AS_WARN("kvstore", "connection closed: its peer keeps back what it has announced");
+            kvs_conn_close(put->conn); // which makes the network let go
+        } else if (put->state == RECEIVING && put->deadline_us <= now_us) {
             AS_INFO("kvstore", "a put has not come whole in its time");
             put_end(put, AS_ERR_LEASE);
         }
@@ -280,6 +286,10 @@ static void put_succeed(put_t *put)
     kvs_store_t *store = conn->store;
     uint64_t now_us = as_loop_now_us(store->options.loop);
     kvs_block_t *block = put->block;
+    if (!(put->flags & AS_WIRE_COPY)) {
+        const kvs_spec_t spec = kvs_index_spec(store->index, block);
+        kvs_drops_forget(store, &spec); // a worker has put it again
+    }
     memcpy(kvs_index_crcs(store->index, block), put->crcs, block->layers * sizeof(uint32_t));
     kvs_count(&store->counted.bytes_written, KVS_METRIC_BYTES_WRITTEN, kvs_block_bytes(block));
     if (put->flags & AS_WIRE_COPY) {
@@ -335,11 +345,25 @@ static uint64_t check(put_t *put, uint64_t bytes_max)
     return bytes;
 }
 
+static void check_queue(put_t *put)
+{
+    kvs_puts_t *puts = put->puts;
+    put->check_next = NULL;
+    put->queued = true;
+    *puts->check_last = put;
+    puts->check_last = &put->check_next;
+}
+
 static void on_check(void *ctx)
 {
     kvs_puts_t *puts = ctx;
     for (uint64_t bytes = 0; puts->check_first && bytes < KVS_VERIFY_BYTES_MAX;) {
-        bytes += check(puts->check_first, KVS_VERIFY_BYTES_MAX - bytes);
+        put_t *first = puts->check_first;
+        bytes += check(first, KVS_VERIFY_BYTES_MAX - bytes);
+        if (puts->check_first == first) { // not over: the others have their turn
+            check_forget(first);
+            check_queue(first);
+        }
     }
     if (puts->check_first) {
         as_loop_post(puts->store->options.loop, &puts->check);
@@ -350,13 +374,10 @@ static void on_check(void *ctx)
 static void check_soon(put_t *put)
 {
     kvs_puts_t *puts = put->puts;
-    put->check_next = NULL;
-    put->queued = true;
     if (!puts->check_first) {
         as_loop_post(puts->store->options.loop, &puts->check);
     }
-    *puts->check_last = put;
-    puts->check_last = &put->check_next;
+    check_queue(put);
 }
 
 // ---- PUT
@@ -390,6 +411,9 @@ static as_status_t put_find(const kvs_conn_t *conn, const as_wire_put_t *ask,
         AS_WARN("kvstore", "put refused: %zu bytes, the block has %zu", msg->data_bytes, bytes);
         return AS_ERR_INVALID;
     }
+    if (msg->data && bytes > KVS_VERIFY_BYTES_MAX) {
+        return AS_ERR_LIMIT; // our clients announce it
+    }
     *source_p = msg->data; // or NULL: it is to be received
     return AS_OK;
 }
@@ -412,7 +436,8 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
                            put_t **put_p)
 {
     kvs_store_t *store = conn->store;
-    if (store->puts->unused == NONE || kvs_drain_is_on(store)) {
+    // A connection has at most as many as it leaves to the others.
+    if (conn->puts >= store->puts->max - store->puts->used || kvs_drain_is_on(store)) {
         return AS_ERR_BUSY;
     }
     uint32_t digest = as_block_digest(&ask->key, ask->crcs, ask->layers);

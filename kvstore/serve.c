@@ -171,6 +171,8 @@ static void deny_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
     conn->greeted = false;
     kvs_lease_end_owner(conn->store->leases, &conn->leases);
     kvs_puts_end_conn(conn);
+    kvs_stage_end(conn);
+    conn->share_asked = false;
     kvs_reads_end_conn(conn);
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
@@ -369,7 +371,8 @@ bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us)
 void kvs_locate_answer(kvs_locate_t *locate)
 {
     kvs_conn_t *conn = locate->conn;
-    if (!conn->net || !conn->greeted) { // or denied since it asked
+    bool is_its_own = conn->rights & AS_TOKEN_PEER || locate->header.tenant == conn->tenant;
+    if (!conn->net || !conn->greeted || !is_its_own) { // or denied since it asked
         locate_give(locate);
         return;
     }

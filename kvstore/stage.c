@@ -16,7 +16,7 @@ static as_status_t share(kvs_conn_t *conn, const as_wire_share_t *ask)
     if (ask->bytes == 0 || ask->bytes > KVS_STAGE_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
-    conn->stage = as_shared_map(&name, ask->bytes, &conn->stage_mapped);
+    conn->stage = as_shared_map(&name, ask->bytes, true, &conn->stage_mapped);
     if (!conn->stage) {
         return AS_ERR_NOT_FOUND; // another host
     }
@@ -26,10 +26,11 @@ static as_status_t share(kvs_conn_t *conn, const as_wire_share_t *ask)
 
 void kvs_stage_share(kvs_conn_t *conn, const as_wire_share_t *ask)
 {
-    if (conn->stage) {
+    if (conn->share_asked) {
         kvs_conn_offend(conn, "a second SHARE");
         return;
     }
+    conn->share_asked = true;
     const as_wire_result_t reply = {.head = as_wire_head(AS_WIRE_SHARED, ask->head.request),
                                     .status = as_wire_status_of(share(conn, ask))};
     kvs_conn_reply(conn, &reply, sizeof(reply));

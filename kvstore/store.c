@@ -205,9 +205,14 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     as_loop_post(store->options.loop, &store->evict);
 }
 
+#define EVICT_VAIN_US 1000u // nobody looks again for so long
+
 bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
 {
-    uint64_t before = store->counted.evictions;
+    uint64_t before = store->counted.evictions, now_us = as_loop_now_us(store->options.loop);
+    if (store->evict_vain_us > 0 && now_us - store->evict_vain_us < EVICT_VAIN_US) {
+        return false; // else each of many puts would walk over all that is held
+    }
     kvs_block_t *parent = NULL;
     if (!store->tier) { // else they are on disk
         parent = kvs_index_find(store->index, &spec->parent, kvs_realm_of(spec));
@@ -221,10 +226,7 @@ bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
         kvs_index_unpin(store->index, parent);
     }
     bool evicted = store->counted.evictions > before;
-    if (!evicted) {
-        as_loop_unpost(store->options.loop, &store->evict);
-        store->evict_goal_bytes = SIZE_MAX;
-    }
+    store->evict_vain_us = evicted ? 0 : now_us + (now_us == 0);
     return evicted;
 }
 

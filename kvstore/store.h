@@ -28,7 +28,7 @@
 #define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
 #define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
 #define KVS_SWEEP_US        50000u
-#define KVS_STAGE_BYTES_MAX ((uint64_t)1 << 40) // of a client's memory; only what is put is read
+#define KVS_STAGE_BYTES_MAX ((uint64_t)256 << 20) // of a client's memory
 #define KVS_LEASE_GRACE_US  20000u // a lease is kept this much longer than the reader was told
 #define KVS_VERIFY_BYTES_MAX                                                                       \
     (4u << 20) // checksummed in one turn of the loop, so that it stays live
@@ -118,7 +118,9 @@ typedef struct kvs_conn {
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_reservation; // of put.c
-    const uint8_t *stage;       // memory of the client's, mapped; NULL: none
+    uint32_t puts;              // too: those under way
+    bool share_asked;
+    const uint8_t *stage; // memory of the client's, mapped; NULL: none
     size_t stage_bytes, stage_mapped;
 } kvs_conn_t;
 
@@ -179,6 +181,7 @@ struct kvs_store {
     bool sweeping;
     as_task_t evict;
     size_t evict_goal_bytes;
+    uint64_t evict_vain_us; // when nothing could go for a block to be put
     as_task_t quota_evict;
     uint64_t epoch_us; // what the store's clock is ahead of the loop's
     uint32_t expiry_cursor, expiry_disk_cursor;
@@ -193,7 +196,7 @@ void kvs_store_watch(
 void kvs_store_evict_soon(kvs_store_t *store,
                           size_t wanted_bytes); // when above the high mark, or for wanted_bytes
 // At once, as much as one turn may, for a block to be put: not its parents, since it is of no use
-// without them, unless there is a disk. False: there was nothing.
+// without them, unless there is a disk. False: there was nothing that could go in this turn.
 bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec);
 // Whether with so many bytes more it is fuller than eviction leaves it.
 bool kvs_store_is_full(const kvs_store_t *store, size_t bytes);

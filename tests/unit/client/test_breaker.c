@@ -127,6 +127,23 @@ static void a_connected_store_that_answers_nothing_is_given_up(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 3}).status, AS_OK);
 }
 
+// Its memory was offered to a store, which is gone before it has said anything.
+static void a_store_that_goes_before_it_has_taken_our_memory_is_forgotten(void **state)
+{
+    (void)state;
+    world_options_t options = options_of(true);
+    options.messages = true;
+    options.shape = (as_shape_t){2, 2, 2, 16, 8, AS_ELEMENT_F16}; // blocks come with their messages
+    world_open(&world, &options);
+    put_chain(&world, 1);
+    as_sim_stop(world.sim, world.store_nets[0]);
+    assert_int_equal(put_block(&world, 1), AS_ERR_DEADLINE);
+    assert_int_equal(link_of(0)->state, LINK_READY); // one answer may be lost
+    assert_int_equal(link_of(0)->stage, LINK_STAGE_ASKED);
+    assay_client_set_stores(world.client, NULL, 0);
+    assert_null(world.client->links);
+}
+
 static void a_put_that_is_not_answered_counts_too(void **state)
 {
     (void)state;
@@ -196,6 +213,7 @@ int main(void)
         TEST(a_dead_store_is_asked_less_and_less_often),
         TEST(one_call_probes_and_the_others_do_not_wait),
         TEST(a_connected_store_that_answers_nothing_is_given_up),
+        TEST(a_store_that_goes_before_it_has_taken_our_memory_is_forgotten),
         TEST(a_put_that_is_not_answered_counts_too),
         TEST(another_store_at_the_address_is_another_store),
         TEST(another_store_at_the_address_is_another_store_over_ucx),

@@ -376,6 +376,7 @@ static void a_full_store_makes_room_for_what_is_put(void **state)
     world_pass(&world, 100000);
     assert_int_equal(put_block(&world, stored), AS_ERR_BUSY);
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = stored}).block_count, stored);
+    world_pass(&world, 2000);
     assert_int_equal(put_block(&world, stored + 10), AS_OK); // of no chain that is here
     kvs_stat_t stat;
     kvs_store_stat(world.stores[0], &stat);

@@ -39,7 +39,7 @@ static void what_is_written_is_read(void **state)
 {
     (void)state;
     assert_true(shared.bytes >= BYTES && (uintptr_t)shared.memory % 4096 == 0);
-    const unsigned char *read = as_shared_map(&name, BYTES, &mapped);
+    const unsigned char *read = as_shared_map(&name, BYTES, false, &mapped);
     assert_non_null(read);
     assert_ptr_not_equal(read, shared.memory);
     assert_int_equal(read[BYTES - 1], 0);
@@ -59,6 +59,19 @@ static void nobody_else_makes_it_shorter_or_writes_it(void **state)
     memset(shared.memory, 1, BYTES); // its owner does
 }
 
+static void no_more_is_mapped_than_was_asked_for_and_none_that_has_holes(void **state)
+{
+    (void)state;
+    assert_null(as_shared_map(&name, BYTES, true, &mapped)); // nothing was written yet
+    assert_null(as_shared_map(&name, 0, false, &mapped));
+    assert_int_equal(as_shared_back(&shared), AS_OK);
+    const void *read = as_shared_map(&name, 5000, true, &mapped);
+    assert_non_null(read);
+    assert_int_equal(mapped, 8192);
+    as_shared_unmap(read, mapped);
+    assert_int_equal(fallocate(shared.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
+}
+
 static void another_name_is_not_mapped(void **state)
 {
     (void)state;
@@ -70,9 +83,9 @@ static void another_name_is_not_mapped(void **state)
     others[4].fd = 12345;
     others[5].secret[1] ^= 1;
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        assert_null(as_shared_map(&others[i], BYTES, &mapped));
+        assert_null(as_shared_map(&others[i], BYTES, false, &mapped));
     }
-    assert_null(as_shared_map(&name, shared.bytes + 1, &mapped));
+    assert_null(as_shared_map(&name, shared.bytes + 1, false, &mapped));
 }
 
 // The right name of a file that is not such memory.
@@ -102,7 +115,7 @@ static void a_file_that_can_be_made_shorter_is_not_mapped(void **state)
     const int others[] = {unsealed, plain, pipes[0], open("/dev/zero", O_RDONLY)};
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         as_shared_name_t other = name_of(others[i]);
-        assert_null(as_shared_map(&other, BYTES,
+        assert_null(as_shared_map(&other, BYTES, false,
                                   &mapped)); // and it does not wait for the pipe's other end
         close(others[i]);
     }
@@ -113,10 +126,10 @@ static void where_other_transports_are_asked_for_it_is_not_shared(void **state)
 {
     (void)state;
     setenv("UCX_TLS", "tcp", 1);
-    assert_null(as_shared_map(&name, BYTES, &mapped));
+    assert_null(as_shared_map(&name, BYTES, false, &mapped));
     assert_int_equal(as_shared_name(&shared).host, 0);
     setenv("UCX_TLS", "tcp,shm", 1);
-    const void *read = as_shared_map(&name, BYTES, &mapped);
+    const void *read = as_shared_map(&name, BYTES, false, &mapped);
     assert_non_null(read);
     as_shared_unmap(read, mapped);
     unsetenv("UCX_TLS");
@@ -129,6 +142,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(what_is_written_is_read),
         TEST(nobody_else_makes_it_shorter_or_writes_it),
+        TEST(no_more_is_mapped_than_was_asked_for_and_none_that_has_holes),
         TEST(another_name_is_not_mapped),
         TEST(a_file_that_can_be_made_shorter_is_not_mapped),
         TEST(where_other_transports_are_asked_for_it_is_not_shared),

@@ -160,7 +160,8 @@ static inline int begin(void **state)
     }
     kvs_store_options_t options = defaults();
     return kvs_store_alloc(&options, &store) == AS_OK &&
-                   as_shared_alloc(&stage, 4 * sizeof(block)) == AS_OK
+                   as_shared_alloc(&stage, 4 * sizeof(block)) == AS_OK &&
+                   as_shared_back(&stage) == AS_OK
                ? 0
                : -1;
 }
