@@ -29,6 +29,7 @@
 #include <string.h>
 
 #include "common/checksum.h"
+#include "common/fault.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "proto/wire.h"
@@ -347,6 +348,9 @@ static as_status_t write_batch(kvs_catalog_t *catalog, bool sync)
 {
     char *error = NULL;
     if (!is_open(catalog)) {
+        return AS_ERR_IO;
+    }
+    if (as_fault(AS_FAULT_disk_catalog_fails)) {
         return AS_ERR_IO;
     }
     rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);

@@ -3,14 +3,12 @@
 // under way. See disk.h.
 #include "kvstore/disk/disk.h"
 
-#include <errno.h>
-
 #include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
 #include "kvstore/disk/state.h"
 
-#define FAILURES_MAX 8u // writes in a row
+#define FAILURES_MAX 8u // in a row; of what is written together one counts
 
 // ---- jobs
 
@@ -112,9 +110,10 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
     if (segment->failed != 0) {
         kvs_segment_broke(disk, segment);
     }
-    bool full = segment->failed == ENOSPC && disk->segment_count > 0; // room is made
-    disk->failures_in_a_row += !full;
-    if (disk->failures_in_a_row == FAILURES_MAX) {
+    bool full = kvs_is_full(segment->failed) && disk->segment_count > 0; // room is made
+    bool counts = !full && !job->failed_with;
+    disk->failures_in_a_row += counts;
+    if (counts && disk->failures_in_a_row == FAILURES_MAX) {
         disk->stat.read_only = true;
         AS_ERROR("disk",
                  "%u writes in a row failed: the tier only reads from here; see to the disk "
@@ -250,8 +249,9 @@ as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params)
     if (bytes > disk->options.segment_bytes) {
         return AS_ERR_LIMIT;
     }
-    if (kvs_table_find(disk, &spec->key, kvs_realm_of(spec)) != KVS_DISK_NONE) {
-        return AS_ERR_EXISTS;
+    uint32_t at = kvs_table_find(disk, &spec->key, kvs_realm_of(spec));
+    if (at != KVS_DISK_NONE) {
+        return disk->entries[at].unwanted ? AS_ERR_BUSY : AS_ERR_EXISTS;
     }
     if (disk->stat.queued_bytes > 0 &&
         disk->stat.queued_bytes + bytes > disk->options.queue_bytes_max) {

@@ -12,7 +12,8 @@
 // Every call is made on the loop's thread and never waits for the disk, except kvs_disk_alloc and
 // kvs_disk_free. Two threads (files.c) do what waits: one writes, one reads. The disk failing is
 // never an error of the store: a write that fails leaves the block in RAM only, a read that fails is
-// a miss; after FAILURES_MAX writes in a row that fail, the tier only reads.
+// a miss; after FAILURES_MAX writes in a row that fail (what is written together fails once), the tier
+// only reads.
 #ifndef KVS_DISK_H
 #define KVS_DISK_H
 
@@ -27,7 +28,7 @@ typedef struct kvs_disk_options {
     as_loop_t *loop;          // real time
     const char *directory;    // of this store alone; made when it is missing
     uint64_t bytes_max;       // of all segment files; at least two of them
-    uint64_t segment_bytes;   // of one; 0: an eighth of bytes_max, at most 1 GiB
+    uint64_t segment_bytes;   // of one; 0: an eighth of bytes_max, of 1 MiB to 1 GiB
     uint64_t queue_bytes_max; // waiting to be written; more are AS_ERR_BUSY
     uint32_t reads_max;       // waiting to be read; more are AS_ERR_BUSY
     // A block went without having been asked to. May call kvs_disk_write.
@@ -66,8 +67,9 @@ typedef struct kvs_disk_write {
     void *ctx;
 } kvs_disk_write_t;
 
-// Writes a block. AS_ERR_EXISTS: it is there or being written; AS_ERR_BUSY: the queue is full;
-// AS_ERR_LIMIT: larger than a segment; AS_ERR_IO: the tier only reads.
+// Writes a block. AS_ERR_EXISTS: it is there or being written; AS_ERR_BUSY: the queue is full, or one
+// that was removed while it was written is about to go; AS_ERR_LIMIT: larger than a segment;
+// AS_ERR_IO: the tier only reads.
 as_status_t kvs_disk_write(kvs_disk_t *disk, const kvs_disk_write_t *params) AS_MUST_USE;
 // `done` when a power cut can no longer lose a block that is there or being written. AS_ERR_EXISTS: it
 // cannot now; AS_ERR_NOT_FOUND: it is not there; AS_ERR_BUSY: it is about to go.

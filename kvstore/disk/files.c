@@ -43,7 +43,7 @@ struct kvs_files {
 
 static as_status_t status_of(int error)
 {
-    return error == 0 ? AS_OK : error == ENOSPC || error == EDQUOT ? AS_ERR_LIMIT : AS_ERR_IO;
+    return error == 0 ? AS_OK : kvs_is_full(error) ? AS_ERR_LIMIT : AS_ERR_IO;
 }
 
 static void segment_path(const kvs_files_t *files, uint32_t number, char path[4096])
@@ -223,6 +223,8 @@ static void make_segment(kvs_files_t *files, kvs_segment_t *segment)
     int error = segment->fd < 0 ? errno : 0;
     if (as_fault(AS_FAULT_disk_full)) {
         error = ENOSPC;
+    } else if (as_fault(AS_FAULT_disk_quota)) {
+        error = EDQUOT;
     } else if (error == 0) {
         error = reserve_bytes(segment->fd, (off_t)files->segment_bytes);
     }
@@ -369,7 +371,7 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
 {
     kvs_files_t *files = ctx;
     feed_t feed = {files, worker, jobs};
-    bool sync = false;
+    bool sync = false, failed = false;
     kvs_io_run(files->write_io, &(kvs_io_source_t){next_write, on_write, &feed});
     sync_bytes(jobs);
     for (kvs_job_t *job = jobs; job; job = job->next) {
@@ -380,6 +382,8 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
     for (kvs_job_t *job = jobs, *next; job; job = next) {
         next = job->next;
         job->status = job->error != 0 ? status_of(job->error) : committed;
+        job->failed_with = failed;
+        failed |= job->kind == KVS_JOB_WRITE && job->status != AS_OK;
         if (job->kind == KVS_JOB_REMOVE) {
             remove_segment(files, job->segment);
         }

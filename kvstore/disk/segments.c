@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segments of the disk tier in their order: the newest is written, the oldest goes when the limit
 // is reached.
-#include <errno.h>
-
 #include "common/log.h"
 #include "common/mem.h"
 #include "kvstore/disk/state.h"
@@ -131,7 +129,7 @@ void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment)
     if (!segment->broken) {
         segment->broken = true;
         kvs_segment_unlink(disk, segment);
-        if (segment->failed == ENOSPC && disk->segment_count > 0) {
+        if (kvs_is_full(segment->failed) && disk->segment_count > 0) {
             disk->files_max = file_count(disk);
             disk->segments_max = disk->files_max > 1 ? disk->files_max - 1 : 1;
             AS_WARN("disk", "the disk is full: the tier keeps to %u segments", disk->segments_max);

@@ -143,6 +143,9 @@ static as_status_t options_check(kvs_disk_options_t *options)
         options->segment_bytes = part * KVS_POOL_GRAIN_BYTES;
         options->segment_bytes =
             options->segment_bytes < SEGMENT_BYTES ? options->segment_bytes : SEGMENT_BYTES;
+        options->segment_bytes = options->segment_bytes > KVS_DISK_SEGMENT_BYTES_MIN
+                                     ? options->segment_bytes
+                                     : KVS_DISK_SEGMENT_BYTES_MIN;
     }
     bool sound = options->loop && options->directory && options->on_gone &&
                  options->segment_bytes >= KVS_DISK_SEGMENT_BYTES_MIN &&

@@ -4,9 +4,17 @@
 #ifndef KVS_DISK_WORKER_H
 #define KVS_DISK_WORKER_H
 
+#include <errno.h>
+
 #include "common/loop.h"
 #include "kvstore/disk/catalog.h"
 #include "kvstore/disk/io.h"
+
+// Whether an errno says that there is no room: the disk is full, or the store's share of it.
+static inline bool kvs_is_full(int error)
+{
+    return error == ENOSPC || error == EDQUOT;
+}
 
 typedef enum kvs_job_kind {
     KVS_JOB_WRITE,  // a block into its segment, then into the catalog
@@ -51,7 +59,8 @@ typedef struct kvs_job {
     uint32_t dropped_count;
     kvs_io_op_t io;
     as_status_t status;
-    int error; // errno behind it
+    int error;        // errno behind it
+    bool failed_with; // another WRITE that was done together with this one has failed
     void (*done)(void *ctx, as_status_t status);
     void *ctx;
 } kvs_job_t;
