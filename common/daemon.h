@@ -36,7 +36,7 @@ typedef struct as_daemon_flags {
         .metavar = "NAME",                                                                         \
         .help =                                                                                    \
             "common name of a certificate that may change things and be issued tokens; may be "    \
-            "given again; without it every certificate of the cluster may"                         \
+            "given again; needs mutual TLS; without it every certificate of the cluster may"       \
     }
 
 // Parses a daemon's command line, which has no arguments but options; then sets the log level, arms

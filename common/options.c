@@ -371,8 +371,8 @@ void as_options_help(const as_options_t *options)
     print_option("config", "FILE", "JSON file of options, {\"name\": value}\n");
     print_option("help", NULL, "show this and exit\n");
     print_option("version", NULL, "show the version and exit\n");
-    printf("\nEach option may also be given in the environment (--data-port as ASSAY_DATA_PORT) or "
+    printf("\nEach option may also be given in the environment (--an-option as ASSAY_AN_OPTION) or "
            "in the config\n"
-           "file (\"data-port\"). A flag beats the environment, which beats the file, which beats "
+           "file (\"an-option\"). A flag beats the environment, which beats the file, which beats "
            "the default.\n");
 }

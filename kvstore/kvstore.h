@@ -11,10 +11,9 @@
 //      |   last unpin or unlease             v                            |
 //      +---------------------------------- DYING <------------------------+
 //
-//   RESERVED  its memory is allocated and its key is taken, but nobody can find it. Held by one
-//             writer's ticket.
-//   FILLING   the network writes its bytes: the only state in which bytes change. Held by the same
-//             ticket.
+//   RESERVED  its memory is allocated and its key is taken, but nobody can find it. Held by one put,
+//             or by its promotion from disk.
+//   FILLING   its bytes are written: the only state in which they change. Held by the same.
 //   SEALED    whole and checked. Found by LOCATE; its bytes never change again.
 //   DYING     unknown to the index, so that its key is free for another; its memory waits for the
 //             last pin or lease.
@@ -101,7 +100,7 @@ typedef struct kvs_stat {
     uint64_t disk_skipped;           // blocks that were not queued for disk
     uint64_t disk_blocks, disk_bytes_used, disk_bytes_max;
     bool disk_read_only;
-    uint64_t checksum_failures; // commits refused
+    uint64_t checksum_failures; // puts refused
     uint64_t conflicts;         // puts of a key that is there with other bytes
     uint64_t denied;            // connections and questions, for their token
     uint64_t connections;

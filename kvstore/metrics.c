@@ -49,7 +49,7 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_HARD_BYTES] = GAUGE("hard_pinned_bytes", "Bytes that operators pinned hard"),
     [KVS_METRIC_CHECKSUM_FAILURES] =
         COUNTER("commit_checksum_failures_total",
-                "Commits refused, since the bytes were not what was promised"),
+                "Puts refused, since the bytes were not what was promised"),
     [KVS_METRIC_CONFLICTS] =
         COUNTER("put_conflicts_total", "Puts refused, since the key is there with other bytes"),
     [KVS_METRIC_DENIED_TOKEN] = DENIED("missing or malformed"),
@@ -74,7 +74,7 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_POOL_PAGE_BYTES] = GAUGE(
         "pool_page_bytes", "A page of the pool; transparent huge pages where there may be some"),
     [KVS_METRIC_LEASES] = GAUGE("leases", "Leases that are out"),
-    [KVS_METRIC_RESERVATIONS] = GAUGE("reservations", "Reservations of writers"),
+    [KVS_METRIC_RESERVATIONS] = GAUGE("reservations", "Puts under way"),
     [KVS_METRIC_CONNECTIONS] = GAUGE("connections", "Open connections on the data port"),
     [KVS_METRIC_PROMOTIONS] = COUNTER("promoted_blocks_total", "Blocks brought back from disk"),
     [KVS_METRIC_DISK_SKIPPED] =
