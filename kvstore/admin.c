@@ -175,6 +175,15 @@ static const char *keys_fault(const ProtobufCBinaryData *keys, size_t count)
     return NULL;
 }
 
+// Without keys all blocks are meant: nobody is to lose others' for having named a tenant.
+static const char *all_fault(size_t key_count, uint32_t tenant)
+{
+    return key_count == 0 && tenant != 0
+               ? "without keys the blocks of all tenants are meant: tenant "
+                 "must not be given"
+               : NULL;
+}
+
 static as_key_t key_of(const ProtobufCBinaryData *bytes)
 {
     as_key_t key;
@@ -248,6 +257,8 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
     if (!fault && request->namespace_key.len > 0 &&
         (request->namespace_key.len != sizeof(as_key_t) || request->n_keys > 0)) {
         fault = "namespace_key has 32 bytes and comes without keys";
+    } else if (!fault && request->namespace_key.len == 0) {
+        fault = all_fault(request->n_keys, request->tenant);
     }
     if (fault) {
         refuse((ProtobufCClosure)closure, closure_data, fault);
@@ -303,6 +314,7 @@ static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRe
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
     const char *fault = keys_fault(request->keys, request->n_keys);
+    fault = fault ? fault : all_fault(request->n_keys, request->tenant);
     if (fault) {
         refuse((ProtobufCClosure)closure, closure_data, fault);
         return;

@@ -21,7 +21,6 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "kvstore/disk/image.h"
-#include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
 #define NONE UINT32_MAX

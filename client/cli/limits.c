@@ -249,6 +249,10 @@ int cli_unpin(int argc, char **argv)
         cli_complain("unpin: name keys, or --all");
         return 2;
     }
+    if (all && tenant != 0) {
+        cli_complain("unpin: --all is the pins of all tenants: leave --tenant out, or name keys");
+        return 2;
+    }
     if (!take_keys(argc, argv, rest, &keys)) {
         return 2;
     }
@@ -293,6 +297,12 @@ int cli_drop(int argc, char **argv)
     }
     if ((rest < argc) + (namespace_hex != NULL) + all != 1) {
         cli_complain("drop: name keys, or --namespace HEX, or --all");
+        return 2;
+    }
+    if (all && tenant != 0) {
+        cli_complain("drop: --all is the blocks of all tenants: leave --tenant out, or drop each "
+                     "--namespace "
+                     "of the tenant (`assay quota` shows them)");
         return 2;
     }
     Assay__StoreDropRequest request = ASSAY__STORE_DROP_REQUEST__INIT;

@@ -275,7 +275,8 @@ def test_a_file_that_is_put_with_a_time_to_live_is_forgotten(up, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["pin"], ["pin", "12ab"], ["unpin"], ["unpin", "--all", "0" * 64], ["drop"],
                                        ["drop", "--all", "--namespace=" + "0" * 64], ["drop", "--namespace=xyz"],
-                                       ["quota", "--bytes=1MiB"], ["quota", "--reset"]])
+                                       ["drop", "--all", "--tenant=7"], ["unpin", "--all", "--tenant=7"], ["quota", "--bytes=1MiB"],
+                                       ["quota", "--reset"]])
 def test_what_is_meant_must_be_said_whole(arguments):
     done = assay(*arguments)
     assert done.returncode == 2 and done.stderr.startswith(b"assay: ") and not done.stdout
