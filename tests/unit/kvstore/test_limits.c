@@ -259,11 +259,6 @@ static void the_admin_service_shows_and_sets_quotas(void **state)
     assay__store__quota(service, &quota, on_quota, NULL);
     assert_int_equal(told.quota_bytes, 0);
     Assay__StoreDropRequest drop = ASSAY__STORE_DROP_REQUEST__INIT;
-    drop.tenant = 7; // of all blocks: not those of one tenant
-    assay__store__drop(service, &drop, on_drop, NULL);
-    assert_true(told.failed);
-    assert_true(stat_now().blocks > 0);
-    drop.tenant = 0;
     drop.namespace_key = (ProtobufCBinaryData){32, world.namespace_key.bytes};
     assay__store__drop(service, &drop, on_drop, NULL);
     assert_int_equal(told.count, 1);
