@@ -464,8 +464,16 @@ static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRe
         uint64_t own_us =
             store->options.drain_us > 0 ? store->options.drain_us : KVS_DRAIN_US_USUAL;
         own_us = request->disk ? KVS_DRAIN_MS_MAX * 1000ull : own_us;
-        (request->disk ? kvs_store_drain_disk : kvs_store_drain)(
-            store, request->timeout_ms > 0 ? request->timeout_ms * 1000 : own_us);
+        uint64_t timeout_us = request->timeout_ms > 0 ? request->timeout_ms * 1000 : own_us;
+        if (!request->disk) {
+            kvs_store_drain(store, timeout_us);
+        } else if (!kvs_store_drain_disk(store, timeout_us)) {
+            refuse(
+                (ProtobufCClosure)closure, closure_data,
+                "the store has drained without its disk and is about to end: start it again with "
+                "the same --disk, and drain it with --disk from the beginning");
+            return;
+        }
     }
     kvs_drain_stat_t stat;
     kvs_store_drain_stat(store, &stat);

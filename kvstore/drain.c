@@ -17,7 +17,7 @@
 // What a block's other stores have already they say (peers.c): so only what has too few copies is sent.
 // What they refuse for good (dropped there lately, too large, other bytes) is not tried again.
 // Blocks that are on disk only stay there, for a later start; or, where that is asked for, are read one by
-// one and handed over after those in RAM: the store will not be started again.
+// one and handed over after those in RAM, in such rounds, too: the store will not be started again.
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,23 +43,23 @@ struct kvs_drain {
     phase_t phase;
     kvs_drain_stat_t stat;
     as_timer_t *timer;
-    uint32_t *order; // ids of the index
+    uint32_t *order; // ids of the index; of the disk, places in the tier
     uint32_t count, next;
     uint32_t again; // of this round: the first so many of `order` are to be tried again
     uint32_t spare; // stores that are asked beside those where blocks belong
     uint32_t under_way;
     size_t under_way_bytes;
     uint64_t began_us, handing_us, until_us, progress_us, parting_us;
-    bool listing_late;  // what was sealed since handing_us
+    bool listing_late; // what was sealed since handing_us, at late_us
+    uint64_t late_us;
     uint64_t looked_us; // when somebody last asked how far it is
     bool told_leaving;
     // Blocks that are on disk only.
     bool with_disk, disk_is_on, stopped;
-    uint32_t cursor;
-    uint64_t disk_us;                 // when it began with these
     uint64_t disk_blocks, disk_bytes; // of them in the stat
     kvs_spec_t spec;                  // of the image
     void *image;                      // NULL: none is under way
+    uint32_t image_at;                // in the tier
 };
 
 static uint64_t now(const kvs_drain_t *drain)
@@ -274,10 +274,12 @@ static bool hand_one(kvs_drain_t *drain)
 
 // ---- disk
 
-static bool is_in_ram(const kvs_drain_t *drain, const kvs_spec_t *spec)
+// Whether it is on disk only: what comes to RAM once that was listed for the last time is, too.
+static bool is_disk_only(const kvs_drain_t *drain, const kvs_spec_t *spec)
 {
     const kvs_block_t *block = kvs_index_find(drain->store->index, &spec->key, kvs_realm_of(spec));
-    return block && (!drain->disk_is_on || block->sealed_us < drain->disk_us);
+    return spec->kind == AS_WIRE_FULL &&
+           (!block || (drain->listing_late && block->sealed_us >= drain->late_us));
 }
 
 // Some may have come to RAM since they were counted.
@@ -288,7 +290,7 @@ static void count_disk(kvs_drain_t *drain)
     drain->stat.bytes -= drain->disk_bytes;
     drain->disk_blocks = drain->disk_bytes = 0;
     for (const kvs_spec_t *spec; (spec = kvs_tier_next(drain->store, &cursor)) != NULL;) {
-        if (spec->kind == AS_WIRE_FULL && !is_in_ram(drain, spec)) {
+        if (is_disk_only(drain, spec)) {
             drain->disk_blocks++;
             drain->disk_bytes += kvs_image_crcs_at(spec);
         }
@@ -297,14 +299,18 @@ static void count_disk(kvs_drain_t *drain)
     drain->stat.bytes += drain->disk_bytes;
 }
 
-static void image_end(kvs_drain_t *drain, bool again)
+static void image_end(kvs_drain_t *drain, as_status_t status)
 {
     as_mem_free(drain->image);
     drain->image = NULL;
-    drain->cursor -= again;
-    if (drain->phase == HANDING) {
-        as_timer_start(drain->timer, again ? ROUND_US : 0);
+    drain->under_way--;
+    if (is_decided(status)) {
+        drain->progress_us = now(drain);
+    } else {
+        AS_DEBUG("drain", "a block from disk was not taken: %s", as_status_str(status));
+        drain->order[drain->again++] = drain->image_at;
     }
+    hand_soon(drain);
 }
 
 static void on_image_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_t sent)
@@ -316,12 +322,7 @@ static void on_image_pushed(void *ctx, kvs_block_t *block, as_status_t status, u
         count_handed(drain, kvs_image_crcs_at(&drain->spec));
     }
     drain->stat.kept_blocks += status == AS_ERR_EXISTS;
-    if (is_decided(status)) {
-        drain->progress_us = now(drain);
-    } else {
-        AS_DEBUG("drain", "a block from disk was not taken: %s", as_status_str(status));
-    }
-    image_end(drain, !is_decided(status));
+    image_end(drain, status);
 }
 
 static void on_image(void *ctx, as_status_t status)
@@ -330,49 +331,49 @@ static void on_image(void *ctx, as_status_t status)
     kvs_store_t *store = drain->store;
     bool goes_on = status == AS_OK && !drain->stopped && drain->phase == HANDING &&
                    kvs_tier_find(store, &drain->spec.key, kvs_realm_of(&drain->spec));
-    if (goes_on) {
-        status = kvs_push_image(store, &drain->spec, drain->image, on_image_pushed, drain);
-        if (status == AS_OK) {
-            return;
-        }
+    const kvs_push_image_t push = {&drain->spec, drain->image, drain->spare, on_image_pushed,
+                                   drain};
+    // Else it was bad on disk, was dropped, or the drain is over.
+    status = goes_on ? kvs_push_image(store, &push) : AS_ERR_NOT_FOUND;
+    if (!goes_on || status != AS_OK) {
+        image_end(drain, status);
     }
-    image_end(drain, goes_on && status != AS_ERR_NOT_FOUND); // else bad on disk, dropped, or over
 }
 
-// False: all that is on disk was handed over.
-static bool hand_from_disk(kvs_drain_t *drain)
+// Whether another can be begun with. `order` has where they lie, as kvs_tier_next lists them.
+static bool hand_image(kvs_drain_t *drain)
 {
     kvs_store_t *store = drain->store;
-    if (!drain->with_disk) {
-        return false;
+    uint32_t at = drain->order[drain->next], cursor = at;
+    if (drain->image) {
+        return false; // one at a time
     }
-    if (!drain->disk_is_on) {
-        drain->disk_us = drain->progress_us = now(drain);
-        drain->disk_is_on = true;
-        count_disk(drain);
+    const kvs_spec_t *spec = kvs_tier_next(store, &cursor);
+    if (!spec || cursor != at + 1) { // dropped meanwhile
+        drain->next++;
+        drain->stat.blocks--;
+        return true;
     }
-    for (uint32_t looks = 0; !drain->image && looks < LOOKS_MAX; looks++) {
-        const kvs_spec_t *spec = kvs_tier_next(store, &drain->cursor);
-        if (!spec) {
-            return false;
-        }
-        if (spec->kind != AS_WIRE_FULL || is_in_ram(drain, spec)) {
-            continue;
-        }
-        drain->spec = *spec;
-        drain->image = as_mem_aligned(KVS_POOL_GRAIN_BYTES, kvs_image_bytes(&drain->spec));
-        as_status_t status = drain->image ? kvs_disk_read(kvs_tier_disk(store), &drain->spec,
-                                                          drain->image, on_image, drain)
-                                          : AS_ERR_NO_MEMORY;
-        if (status != AS_OK) {
-            drain->cursor -= status != AS_ERR_NOT_FOUND; // else gone meanwhile
-            as_mem_free(drain->image);
-            drain->image = NULL;
-            break;
-        }
+    drain->spec = *spec;
+    drain->image_at = at;
+    drain->image = as_mem_aligned(KVS_POOL_GRAIN_BYTES, kvs_image_bytes(&drain->spec));
+    as_status_t status = drain->image ? kvs_disk_read(kvs_tier_disk(store), &drain->spec,
+                                                      drain->image, on_image, drain)
+                                      : AS_ERR_NO_MEMORY;
+    if (status != AS_ERR_BUSY) {
+        drain->next++;
+        drain->under_way++;
     }
-    return true;
+    if (status != AS_OK && status != AS_ERR_BUSY) {
+        image_end(drain, status);
+    } else if (status == AS_ERR_BUSY) { // others are read
+        as_mem_free(drain->image);
+        drain->image = NULL;
+    }
+    return status != AS_ERR_BUSY;
 }
+
+// ---- rounds
 
 // What was reserved before the drain began may be sealed while it hands over: once nothing is reserved
 // any more, that is handed too. False: there is none, or no memory to list it.
@@ -382,34 +383,64 @@ static bool list_late(kvs_drain_t *drain)
         return false;
     }
     drain->listing_late = true;
+    drain->late_us = now(drain);
     as_mem_free(drain->order);
     drain->count = drain->next = 0;
     return order_make(drain) == AS_OK && drain->count > 0;
 }
 
+// At last what is on disk only. False: there is none, it stays there, or no memory to list it.
+static bool list_disk(kvs_drain_t *drain)
+{
+    if (!drain->with_disk || drain->disk_is_on) {
+        return false;
+    }
+    drain->disk_is_on = true;
+    drain->progress_us = now(drain);
+    count_disk(drain);
+    as_mem_free(drain->order);
+    drain->count = drain->next = 0;
+    drain->order = as_mem_alloc(drain->disk_blocks * sizeof(uint32_t) + 1);
+    uint32_t cursor = 0;
+    for (const kvs_spec_t *spec;
+         drain->order && (spec = kvs_tier_next(drain->store, &cursor)) != NULL;) {
+        if (is_disk_only(drain, spec)) {
+            drain->order[drain->count++] = cursor - 1;
+        }
+    }
+    return drain->count > 0;
+}
+
+static bool list_more(kvs_drain_t *drain)
+{
+    return list_late(drain) || list_disk(drain);
+}
+
 static void hand_some(kvs_drain_t *drain)
 {
     for (uint32_t looks = 0; drain->next < drain->count && drain->under_way < UNDER_WAY; looks++) {
-        if (looks == LOOKS_MAX || !hand_one(drain)) {
+        if (looks == LOOKS_MAX || !(drain->disk_is_on ? hand_image : hand_one)(drain)) {
             break;
         }
     }
+    bool is_done = drain->next == drain->count && drain->under_way == 0;
+    bool waits = is_done && drain->again == 0 && kvs_puts_count(drain->store->puts) > 0;
+    if (waits) { // for a writer
+        drain->progress_us = now(drain);
+    }
     if (now(drain) >= drain->progress_us + STALL_US) {
         part(drain, "no store has taken a block for a while");
-    } else if (drain->next == drain->count && drain->under_way == 0 && drain->again == 0) {
-        if (kvs_puts_count(drain->store->puts) == 0 && !list_late(drain) &&
-            !hand_from_disk(drain)) {
-            part(drain, "done");
-        } else {
-            as_timer_start(drain->timer, LOOK_US);
-        }
-    } else if (drain->next == drain->count && drain->under_way == 0) { // another round
+    } else if (!is_done || waits) {
+        as_timer_start(drain->timer, LOOK_US);
+    } else if (drain->again > 0) { // another round
         drain->count = drain->again;
         drain->next = drain->again = 0;
         drain->spare += now(drain) >= drain->progress_us + SPARE_US;
         as_timer_start(drain->timer, ROUND_US);
-    } else {
+    } else if (list_more(drain)) {
         as_timer_start(drain->timer, LOOK_US);
+    } else {
+        part(drain, "done");
     }
 }
 
@@ -512,10 +543,22 @@ void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us)
     as_timer_start(drain->timer, asks && timeout_us > TELL_US ? TELL_US : asks ? timeout_us : 0);
 }
 
-void kvs_store_drain_disk(kvs_store_t *store, uint64_t timeout_us)
+bool kvs_store_drain_disk(kvs_store_t *store, uint64_t timeout_us)
 {
-    store->drain->with_disk |= store->drain->phase == OFF;
+    kvs_drain_t *drain = store->drain;
+    if (!drain->with_disk && drain->phase >= PARTING) {
+        return false;
+    }
+    if (!drain->with_disk && drain->phase != OFF) { // of one without, that has begun
+        uint64_t until_us = now(drain) + timeout_us;
+        drain->until_us = drain->until_us > until_us ? drain->until_us : until_us;
+    }
+    if (!drain->with_disk && drain->phase == HANDING) {
+        count_disk(drain);
+    }
+    drain->with_disk = true;
     kvs_store_drain(store, timeout_us);
+    return true;
 }
 
 void kvs_store_drain_stat(kvs_store_t *store, kvs_drain_stat_t *stat_p)

@@ -184,8 +184,9 @@ void kvs_store_scrub_stat(const kvs_store_t *store, kvs_scrub_stat_t *stat_p);
 // Takes no new blocks, hands those that it has to other stores, for at most so long, and calls
 // on_drained, for the owner to end it. Reads are served all the time.
 void kvs_store_drain(kvs_store_t *store, uint64_t timeout_us);
-// The same, and of what is on its disk only: it will not be started again.
-void kvs_store_drain_disk(kvs_store_t *store, uint64_t timeout_us);
+// The same, and of what is on its disk only: it will not be started again. A drain without, which has
+// begun, goes on with it, for so long from now. False: one is over that has left it there.
+bool kvs_store_drain_disk(kvs_store_t *store, uint64_t timeout_us) AS_MUST_USE;
 void kvs_store_drain_stat(kvs_store_t *store, kvs_drain_stat_t *stat_p);
 
 // The admin service (proto/kvstore.proto), for as_rpc_server_add; lives as long as the store.

@@ -332,6 +332,13 @@ static uint32_t copies_of(const kvs_store_t *store, const kvs_spec_t *spec)
     return copies < others ? copies : others;
 }
 
+static push_t push_of(kvs_store_t *store, const kvs_spec_t *spec, uint32_t spare)
+{
+    uint32_t copies = copies_of(store, spec), others = kvs_peers_others(store);
+    uint32_t asked = copies + spare < others ? copies + spare : others;
+    return (push_t){.store = store, .wanted = copies, .asked = asked};
+}
+
 as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs_push_done_fn done,
                      void *ctx)
 {
@@ -341,9 +348,10 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs
     if (!push) {
         return status;
     }
-    uint32_t copies = copies_of(store, &spec), others = kvs_peers_others(store);
-    uint32_t asked = copies + spare < others ? copies + spare : others;
-    *push = (push_t){store, block, copies, asked, {0}, done, ctx};
+    *push = push_of(store, &spec, spare);
+    push->block = block;
+    push->done = done;
+    push->ctx = ctx;
     status = push_start(push, &spec, kvs_index_extent(store->index, block, 0));
     if (status == AS_OK) {
         kvs_index_pin(store->index, block);
@@ -351,15 +359,15 @@ as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs
     return status;
 }
 
-as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const void *image,
-                           kvs_push_done_fn done, void *ctx)
+as_status_t kvs_push_image(kvs_store_t *store, const kvs_push_image_t *params)
 {
     as_status_t status;
-    push_t *push = push_make(store, spec, &status);
+    push_t *push = push_make(store, params->spec, &status);
     if (!push) {
         return status;
     }
-    uint32_t copies = copies_of(store, spec);
-    *push = (push_t){store, NULL, copies, copies, {0}, done, ctx};
-    return push_start(push, spec, image);
+    *push = push_of(store, params->spec, params->spare);
+    push->done = params->done;
+    push->ctx = params->ctx;
+    return push_start(push, params->spec, params->image);
 }

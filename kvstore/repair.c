@@ -201,8 +201,8 @@ static void on_read(void *ctx, as_status_t status)
     kvs_repair_t *repair = ctx;
     bool is_there = kvs_tier_find(repair->store, &repair->spec.key, kvs_realm_of(&repair->spec));
     bool goes_on = status == AS_OK && is_there && !repair->stopped && repair->phase == ON_DISK;
-    if (goes_on &&
-        kvs_push_image(repair->store, &repair->spec, repair->image, on_pushed, repair) == AS_OK) {
+    const kvs_push_image_t push = {&repair->spec, repair->image, 0, on_pushed, repair};
+    if (goes_on && kvs_push_image(repair->store, &push) == AS_OK) {
         return;
     }
     repair->failed += goes_on;

@@ -372,9 +372,15 @@ typedef void (*kvs_push_done_fn)(void *ctx, kvs_block_t *block, as_status_t stat
 // Of `spare` stores more, which are asked too, as many as fail may.
 as_status_t kvs_push(kvs_store_t *store, kvs_block_t *block, uint32_t spare, kvs_push_done_fn done,
                      void *ctx) AS_MUST_USE;
-// The same of one that lies elsewhere, as in the pool (disk/image.h), until `done`, whose block is NULL.
-as_status_t kvs_push_image(kvs_store_t *store, const kvs_spec_t *spec, const void *image,
-                           kvs_push_done_fn done, void *ctx) AS_MUST_USE;
+// The same of one that lies elsewhere.
+typedef struct kvs_push_image {
+    const kvs_spec_t *spec;
+    const void *image; // as in the pool (disk/image.h), until `done`
+    uint32_t spare;
+    kvs_push_done_fn done; // whose block is NULL
+    void *ctx;
+} kvs_push_image_t;
+as_status_t kvs_push_image(kvs_store_t *store, const kvs_push_image_t *params) AS_MUST_USE;
 
 // repair.c
 as_status_t kvs_repair_alloc(kvs_store_t *store) AS_MUST_USE;

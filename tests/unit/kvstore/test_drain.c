@@ -275,6 +275,37 @@ static void the_last_store_ends_at_once(void **state)
     assert_true(as_loop_now_us(world.loop) - began_us < S / 10);
     assert_int_equal(drain_of(0).blocks, 5);
     assert_int_equal(drain_of(0).handed_blocks, 0);
+    assert_false(kvs_store_drain_disk(world.stores[0], 30 * S)); // too late for that
+}
+
+// What it had begun with may still come, however long nothing else is handed over.
+static void a_writer_that_hangs_is_waited_for(void **state)
+{
+    (void)state;
+    world_options_t options = world_defaults(true);
+    options.stores = 2;
+    options.client.stage_bytes = 0;
+    options.shape.layers = 16; // blocks whose bytes do not come with their message
+    as_log_set_level(AS_LOG_ERROR);
+    peers_open(&options, 1);
+    put_chain(&world, 5);
+    uint32_t from = peers_has(0, 0) ? 0 : 1;
+    put_result_t result;
+    assay_put_t *put;
+    as_sim_set_faults(world.sim, &(as_sim_faults_t){.delay_us_min = 50000, .delay_us_max = 50000});
+    assert_int_equal(put_start(&world, 5, 30 * S, &result, &put), AS_OK);
+    world_pass(&world, 10000); // the message is on its way; the bytes are asked for and come
+    as_sim_set_faults(world.sim, &(as_sim_faults_t){.delay_us_min = 4 * S, .delay_us_max = 4 * S});
+    while (peers_stat(from).reservations == 0) {
+        assert_true(as_loop_run_once(world.loop, true));
+    }
+    as_sim_set_faults(world.sim, &(as_sim_faults_t){.delay_us_max = 100});
+    drain(from, 30 * S);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_OK);
+    assert_true(drain_of(from).took_us > 7 * S);
+    assert_int_equal(drain_of(from).handed_blocks, 6);
+    assert_true(peers_has(1 - from, 5));
 }
 
 static void without_a_scheduler_it_ends_too(void **state)
@@ -416,6 +447,7 @@ int main(void)
         TEST(pins_go_over),
         TEST(pins_that_nobody_takes_are_told),
         TEST(the_last_store_ends_at_once),
+        TEST(a_writer_that_hangs_is_waited_for),
         TEST(without_a_scheduler_it_ends_too),
         TEST(all_that_drain_at_once_end_soon),
         TEST(a_store_that_dies_or_stalls_under_a_drain_is_left_out),
