@@ -2,7 +2,10 @@
 // A store and what its operator decides: pins, quotas of owners, purging a namespace.
 #include "../client/disk_world.h"
 
+#include "common/rpc_internal.h"
+#include "common/rpc_peer.h"
 #include "proto/kvstore.pb-c.h"
+#include "tests/unit/common/capture.h"
 
 #define IMAGE_BYTES 12288u // of the blocks of a small world
 
@@ -265,6 +268,41 @@ static void the_admin_service_shows_and_sets_quotas(void **state)
     assert_int_equal(stat_now().blocks, 5);
 }
 
+static uint32_t refusals;
+
+static void on_refused(as_rpc_pending_t *pending, as_status_t status, const char *text)
+{
+    (void)pending;
+    (void)text;
+    refusals += status == AS_ERR_DENIED;
+}
+
+static void who_is_denied_again_and_again_is_one_line_a_second(void **state)
+{
+    (void)state;
+    static const char *const operators[] = {"chief", NULL};
+    as_rpc_pending_t nobody = {.fail = on_refused};
+    world_options_t options = small_pool(40);
+    world_open(&world, &options);
+    Assay__StoreScrubRequest scrub = ASSAY__STORE_SCRUB_REQUEST__INIT;
+    scrub.start = true;
+    as_log_set_level(AS_LOG_WARN);
+    as_rpc_set_operators(operators);
+    unsigned long before = as_log_count(AS_LOG_WARN);
+    capture_t capture;
+    capture_begin(&capture);
+    for (uint32_t i = 0; i < 9; i++) {
+        assay__store__scrub(kvs_admin_service(world.stores[0]), &scrub, NULL, &nobody);
+        world_pass(&world, i == 7 ? 1100000 : 1000);
+    }
+    const char *said = capture_end(&capture);
+    as_rpc_set_operators(NULL);
+    assert_int_equal(refusals, 9);
+    assert_int_equal(as_log_count(AS_LOG_WARN) - before, 2);
+    assert_non_null(strstr(said, "nobody of --operator (and 0 more"));
+    assert_non_null(strstr(said, "nobody of --operator (and 7 more"));
+}
+
 static void a_purge_forgets_one_namespace(void **state)
 {
     (void)state;
@@ -298,6 +336,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(hard_pins_have_a_share_of_the_pool, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(the_admin_service_pins_and_unpins, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(the_admin_service_shows_and_sets_quotas, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(who_is_denied_again_and_again_is_one_line_a_second, begin,
                                         disk_world_end),
         cmocka_unit_test_setup_teardown(a_purge_forgets_one_namespace, begin, disk_world_end),
     };
