@@ -156,7 +156,8 @@ static as_status_t use_next(kvs_store_t *store, char *why)
     kvs_accounts_t *accounts = kvs_index_accounts(store->index);
     uint32_t own = 0;
     for (uint32_t i = 0; i < quotas->next.count; i++) {
-        own += !quotas->next.rows[i].is_total;
+        const kvs_quota_row_t *row = &quotas->next.rows[i];
+        own += !row->is_total && kvs_account_find(accounts, &row->owner) == KVS_ACCOUNT_NONE;
     }
     if (!kvs_accounts_have_room(accounts, own)) {
         snprintf(why, KVS_QUOTA_WHY_BYTES,

@@ -182,6 +182,33 @@ static void a_bad_file_leaves_what_is_in_force(void **state)
     assert_true(bytes_of("ours") <= 20);
 }
 
+static void a_file_that_asks_for_no_further_account_is_taken_when_there_is_none(void **state)
+{
+    (void)state;
+    use_namespace("ours");
+    write_file("0 * %lu\n0 %s %lu\n", 20);
+    open_store();
+    use_namespace("ours");
+    kvs_accounts_t *accounts = kvs_index_accounts(world.stores[0]->index);
+    kvs_owner_t owner = {.tenant = 7};
+    for (uint32_t n = 0; kvs_quota_set(accounts, &owner, 1) == AS_OK; n++) {
+        memcpy(owner.namespace_key.bytes, &n, sizeof(n));
+    }
+    assert_false(kvs_accounts_have_room(accounts, 1));
+    int64_t refused = as_metric_value(&kvs_metrics[KVS_METRIC_QUOTAS_REFUSED]);
+    kvs_store_reload(world.stores[0]);
+    write_file("0 * %lu\n0 %s %lu\n", 30);
+    kvs_store_reload(world.stores[0]);
+    assert_int_equal(as_metric_value(&kvs_metrics[KVS_METRIC_QUOTAS_REFUSED]), refused);
+    owner = (kvs_owner_t){world.namespace_key, 0};
+    assert_int_equal(kvs_quota_of(accounts, kvs_account_find(accounts, &owner)), 30 * IMAGE_BYTES);
+    use_namespace("another");
+    write_file("0 * %lu\n0 %s %lu\n", 10);
+    kvs_store_reload(world.stores[0]);
+    assert_int_equal(as_metric_value(&kvs_metrics[KVS_METRIC_QUOTAS_REFUSED]), refused + 1);
+    assert_int_equal(kvs_quota_of(accounts, kvs_account_find(accounts, &owner)), 30 * IMAGE_BYTES);
+}
+
 static int make_path(void **state)
 {
     (void)state;
@@ -203,6 +230,9 @@ int main(void)
         cmocka_unit_test(a_wrong_line_is_named_with_what_is_right),
         cmocka_unit_test_setup_teardown(a_tenant_has_no_more_than_its_total, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(a_bad_file_leaves_what_is_in_force, begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(
+            a_file_that_asks_for_no_further_account_is_taken_when_there_is_none, begin,
+            disk_world_end),
     };
     return cmocka_run_group_tests(tests, make_path, remove_path);
 }
