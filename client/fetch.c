@@ -38,7 +38,13 @@ static uint32_t layers_of(const assay_fetch_args_t *args)
     return args->layer_count ? args->layer_count : args->shape.layers - args->first_layer;
 }
 
-static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
+static size_t stored_bytes_of(const assay_client_t *client, const assay_fetch_args_t *args)
+{
+    return as_extent_bytes(&args->shape) + (client->cipher ? AS_CIPHER_EXTRA_BYTES : 0);
+}
+
+static as_status_t args_check(const assay_client_t *client, const assay_fetch_args_t *args,
+                              bool locate_only)
 {
     bool sound = args->keys && args->block_count > 0 && args->deadline_us > 0 && args->on_located &&
                  args->on_done && args->urgency < ASSAY_URGENCY_COUNT;
@@ -53,7 +59,7 @@ static as_status_t args_check(const assay_fetch_args_t *args, bool locate_only)
         return status;
     }
     size_t extent_bytes = as_extent_bytes(&args->shape);
-    if (extent_bytes > AS_WIRE_EXTENT_BYTES_MAX) {
+    if (stored_bytes_of(client, args) > AS_WIRE_EXTENT_BYTES_MAX) {
         return AS_ERR_LIMIT;
     }
     uint32_t layers = layers_of(args);
@@ -118,7 +124,7 @@ static void fetch_free(assay_fetch_t *fetch)
 as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *args,
                               bool locate_only, assay_fetch_t **fetch_p)
 {
-    as_status_t status = args_check(args, locate_only);
+    as_status_t status = args_check(client, args, locate_only);
     if (status != AS_OK || client->closing) {
         return status != AS_OK ? status : AS_ERR_CANCELLED;
     }

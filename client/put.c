@@ -339,13 +339,14 @@ static as_status_t put_encrypt(assay_put_t *put)
     return status;
 }
 
-static as_status_t args_check(const assay_put_args_t *args)
+static as_status_t args_check(const assay_client_t *client, const assay_put_args_t *args)
 {
     as_status_t status = as_shape_check(&args->shape);
     if (status != AS_OK) {
         return status;
     }
     size_t extent_bytes = extent_bytes_of(args);
+    extent_bytes += client->cipher && !args->crcs ? AS_CIPHER_EXTRA_BYTES : 0;
     if (extent_bytes > AS_WIRE_EXTENT_BYTES_MAX ||
         args->shape.layers * extent_bytes > AS_WIRE_BLOCK_BYTES_MAX) {
         return AS_ERR_LIMIT;
@@ -394,7 +395,7 @@ static void put_link(assay_client_t *client, assay_put_t *put)
 as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args,
                             assay_put_t **put_p)
 {
-    as_status_t status = args_check(args);
+    as_status_t status = args_check(client, args);
     if (status != AS_OK || client->closing) {
         return status != AS_OK ? status : AS_ERR_CANCELLED;
     }

@@ -146,6 +146,19 @@ static void what_a_store_changed_is_a_miss(void **state)
     free(changed);
 }
 
+static void what_is_too_large_once_encrypted_is_refused_before_it_is_sent(void **state)
+{
+    (void)state;
+    begin(true, 0);
+    world.shape = (as_shape_t){1, 32, 32, 256, 256, AS_ELEMENT_F32};
+    assert_int_equal(as_extent_bytes(&world.shape), AS_WIRE_EXTENT_BYTES_MAX);
+    put_result_t put;
+    assay_put_t *handle;
+    fetch_result_t result;
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &put, &handle), AS_ERR_LIMIT);
+    assert_int_equal(fetch_begin(&world, (fetch_ask_t){.count = 1}, &result), AS_ERR_LIMIT);
+}
+
 static void any_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 {
     (void)state;
@@ -178,6 +191,7 @@ int main(int argc, char **argv)
         TEST(simulated_reads_are_right),
         TEST(who_has_another_key_or_none_meets_nothing),
         TEST(what_a_store_changed_is_a_miss),
+        TEST(what_is_too_large_once_encrypted_is_refused_before_it_is_sent),
         TEST(any_failed_allocation_is_an_error_and_leaks_nothing),
     };
     const struct CMUnitTest over_ucx[] = {TEST(reads_are_right)};
