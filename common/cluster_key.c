@@ -30,29 +30,28 @@ static as_status_t take_line(const char *line, size_t bytes, as_cluster_keys_t *
                              const char **why_p)
 {
     as_key_t secret;
+    as_status_t status = AS_OK;
     char hex[2 * AS_CLUSTER_KEY_BYTES + 1] = {0};
     if (bytes == 2 * AS_CLUSTER_KEY_BYTES) {
         memcpy(hex, line, bytes);
     }
-    bool is_key = bytes == 2 * AS_CLUSTER_KEY_BYTES && as_key_parse(hex, &secret) == AS_OK;
-    OPENSSL_cleanse(hex, sizeof(hex));
-    if (!is_key) {
+    if (bytes != 2 * AS_CLUSTER_KEY_BYTES || as_key_parse(hex, &secret) != AS_OK) {
         *why_p = "is no key: 64 hexadecimal digits (`assay token key FILE` makes one)";
-        return AS_ERR_INVALID;
-    }
-    as_cluster_key_t key = {.id = id_of(secret.bytes)};
-    memcpy(key.secret, secret.bytes, sizeof(key.secret));
-    OPENSSL_cleanse(&secret, sizeof(secret));
-    if (keys->count == AS_CLUSTER_KEYS_MAX) {
+        status = AS_ERR_INVALID;
+    } else if (keys->count == AS_CLUSTER_KEYS_MAX) {
         *why_p = "is one key too many: 16 at most";
-        return AS_ERR_LIMIT;
-    }
-    if (as_cluster_key_find(keys, key.id)) {
+        status = AS_ERR_LIMIT;
+    } else if (as_cluster_key_find(keys, id_of(secret.bytes))) {
         *why_p = "is a key of the id of one before it";
-        return AS_ERR_INVALID;
+        status = AS_ERR_INVALID;
+    } else {
+        as_cluster_key_t *key = &keys->keys[keys->count++];
+        key->id = id_of(secret.bytes);
+        memcpy(key->secret, secret.bytes, sizeof(key->secret));
     }
-    keys->keys[keys->count++] = key;
-    return AS_OK;
+    OPENSSL_cleanse(hex, sizeof(hex));
+    OPENSSL_cleanse(&secret, sizeof(secret));
+    return status;
 }
 
 static bool is_space(char c)

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <openssl/crypto.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -40,13 +41,10 @@ as_status_t as_file_read(const char *path, char *text, size_t bytes_max, size_t 
     } while ((some > 0 && bytes <= bytes_max) || (some < 0 && errno == EINTR));
     int error = errno;
     close(file);
-    errno = error;
-    if (some < 0) {
-        return AS_ERR_IO;
-    }
-    if (bytes > bytes_max) {
-        errno = EFBIG;
-        return AS_ERR_LIMIT;
+    if (some < 0 || bytes > bytes_max) {
+        OPENSSL_cleanse(text, bytes); // half a secret is one, too
+        errno = some < 0 ? error : EFBIG;
+        return some < 0 ? AS_ERR_IO : AS_ERR_LIMIT;
     }
     text[bytes] = '\0';
     *bytes_p = bytes;

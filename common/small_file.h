@@ -18,7 +18,7 @@ typedef struct as_file_stamp {
 // there has not changed.
 bool as_file_changed(const char *path, as_file_stamp_t *stamp);
 // Reads a file of at most bytes_max into `text`, which has room for one byte more: its end. On an
-// error errno says why; AS_ERR_LIMIT: it is longer.
+// error nothing of it is left there, and errno says why; AS_ERR_LIMIT: it is longer.
 as_status_t as_file_read(const char *path, char *text, size_t bytes_max,
                          size_t *bytes_p) AS_MUST_USE;
 

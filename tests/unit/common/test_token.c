@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <errno.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,6 +243,20 @@ static void files_are_read_again_when_they_change(void **state)
     temporary_folder_remove(folder);
 }
 
+static void of_a_file_that_is_too_long_nothing_is_left(void **state)
+{
+    (void)state;
+    char folder[TEMPORARY_FOLDER_BYTES], path[64], text[17], nothing[17] = {0};
+    temporary_folder_make(folder);
+    snprintf(path, sizeof(path), "%s/keys", folder);
+    temporary_file_write(path, VECTOR_KEY "\n");
+    size_t bytes;
+    assert_int_equal(as_file_read(path, text, sizeof(text) - 1, &bytes), AS_ERR_LIMIT);
+    assert_int_equal(errno, EFBIG);
+    assert_memory_equal(text, nothing, sizeof(text));
+    temporary_folder_remove(folder);
+}
+
 static void new_keys_differ(void **state)
 {
     (void)state;
@@ -269,6 +284,7 @@ int main(void)
         cmocka_unit_test(rights_have_names),
         cmocka_unit_test(a_key_file_says_what_is_wrong_with_it),
         cmocka_unit_test(files_are_read_again_when_they_change),
+        cmocka_unit_test(of_a_file_that_is_too_long_nothing_is_left),
         cmocka_unit_test(new_keys_differ),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
