@@ -61,6 +61,11 @@ as_status_t as_daemon_parse(const as_options_t *options, int argc, char **argv,
     }
     raise_files();
     status = as_tls_check(program, &flags->tls, &flags->use_tls);
+    if (status == AS_OK && flags->operators && !flags->operators[0]) {
+        return complain(
+            program, "operator", "''",
+            "a certificate's common name; to let every certificate do all, leave it out");
+    }
     if (status == AS_OK && flags->operators && !flags->use_tls) {
         return complain(program, "operator", flags->operators[0],
                         "given with mutual TLS: --tls-ca, --tls-cert and --tls-key");

@@ -15,7 +15,7 @@ static char folder[32];
 static capture_t capture;
 static const char *said;
 
-static const as_option_t table[] = {AS_DAEMON_OPTIONS(flags)};
+static const as_option_t table[] = {AS_DAEMON_OPTIONS(flags), AS_OPERATORS_OPTION(flags)};
 static const as_options_t options = {
     .program = "test-daemon",
     .summary = "Tests.",
@@ -88,6 +88,8 @@ static void a_wrong_option_is_refused_with_what_is_right(void **state)
         {"--fault=nothing=1", "--fault nothing=1: must be site=nth"},
         {"stray", "unexpected argument 'stray'"},
         {"--tls-ca=/dev/null", "--tls-cert is missing"},
+        {"--operator=chief", "--operator chief: must be given with mutual TLS"},
+        {"--operator=", "--operator '': must be a certificate's common name"},
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         assert_int_equal(parse((const char *[ARGUMENTS_MAX]){wrong[i][0]}), AS_ERR_CONFIG);
