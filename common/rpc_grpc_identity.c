@@ -55,19 +55,31 @@ static as_rpc_tls_t files_of(const rpc_identity_t *identity)
 
 // ---- reading again
 
+// Reads the three and looks whether they belong together; `text` says what is wrong.
+static as_status_t read_whole(const as_rpc_tls_t *files, as_tls_pem_t *pem_p,
+                              int64_t *not_after_s_p, char text[AS_TLS_TEXT_BYTES])
+{
+    as_tls_pem_t pem;
+    as_status_t status = as_tls_pem_read(files, &pem, text);
+    if (status != AS_OK) {
+        return status;
+    }
+    status = as_tls_pem_check(&pem, files, not_after_s_p, text);
+    if (status != AS_OK) {
+        as_tls_pem_free(&pem);
+        return status;
+    }
+    *pem_p = pem;
+    return AS_OK;
+}
+
 static void read_again(rpc_identity_t *identity)
 {
     as_rpc_tls_t files = files_of(identity);
     char text[AS_TLS_TEXT_BYTES];
     as_tls_pem_t pem;
     int64_t not_after_s;
-    as_status_t status = as_tls_pem_read(&files, &pem, text);
-    if (status == AS_OK) {
-        status = as_tls_pem_check(&pem, &files, &not_after_s, text);
-        if (status != AS_OK) {
-            as_tls_pem_free(&pem);
-        }
-    }
+    as_status_t status = read_whole(&files, &pem, &not_after_s, text);
     as_metric_add(&metrics[status == AS_OK ? TAKEN : REFUSED], 1);
     if (status != AS_OK) {
         AS_ERROR("rpc", "the certificates in use are kept, since of the files now --%s", text);
@@ -130,13 +142,16 @@ static as_status_t identity_make(const as_rpc_tls_t *tls, rpc_identity_t **ident
     }
     char text[AS_TLS_TEXT_BYTES];
     int64_t not_after_s;
-    as_status_t status = as_tls_pem_read(tls, &identity->pem, text);
+    const char *names[FILES] = {tls->ca_file, tls->cert_file, tls->key_file};
+    for (int i = 0; i < FILES && names[i]; i++) {
+        as_file_changed(names[i], &identity->stamps[i]); // what changes from here on is seen
+    }
+    as_status_t status = read_whole(tls, &identity->pem, &not_after_s, text);
     if (status != AS_OK) {
         AS_ERROR("rpc", "--%s", text);
         as_mem_free(identity);
         return status;
     }
-    const char *names[FILES] = {tls->ca_file, tls->cert_file, tls->key_file};
     for (int i = 0; i < FILES; i++) {
         identity->names[i] = as_mem_strdup(names[i]);
         if (!identity->names[i]) {
@@ -144,11 +159,8 @@ static as_status_t identity_make(const as_rpc_tls_t *tls, rpc_identity_t **ident
             return AS_ERR_NO_MEMORY;
         }
     }
-    has_changed(identity);
     as_metric_register(metrics, METRIC_COUNT);
-    if (as_tls_pem_check(&identity->pem, tls, &not_after_s, text) == AS_OK) {
-        as_metric_set(&metrics[NOT_AFTER], not_after_s);
-    }
+    as_metric_set(&metrics[NOT_AFTER], not_after_s);
     identity->generation = 1;
     identity->next = identities;
     identities = identity;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutual TLS of remote calls, with certificates made for the test.
+#include <fcntl.h>
+
 #include "tests/unit/common/capture.h"
 #include "tests/unit/common/certificates.h"
 #include "tests/unit/common/rpc_fixture.h"
@@ -26,6 +28,14 @@ static void discard(const char *folder)
     shell("rm -r %s", folder);
 }
 
+// It is its own authority.
+static const as_rpc_tls_t *stranger(identity_t *id, const char *folder)
+{
+    identity(id, folder, "stranger");
+    memcpy(id->ca, id->cert, sizeof(id->ca));
+    return &id->tls;
+}
+
 static void mutual_tls_admits_only_who_the_ca_signed(void **state)
 {
     fixture_t *f = *state;
@@ -39,7 +49,7 @@ static void mutual_tls_admits_only_who_the_ca_signed(void **state)
     assert_int_equal(route_status(f, 64), AS_OK);
     as_rpc_client_free(f->client);
 
-    client_start(f, identity(&client, folder, "stranger"));
+    client_start(f, stranger(&client, folder));
     assert_int_not_equal(route_status(f, 64), AS_OK);
     as_rpc_client_free(f->client);
 
@@ -50,7 +60,7 @@ static void mutual_tls_admits_only_who_the_ca_signed(void **state)
 
     // A server that the client's CA did not sign.
     as_rpc_server_free(f->server);
-    server_start(f, "127.0.0.1:0", identity(&server, folder, "stranger"));
+    server_start(f, "127.0.0.1:0", stranger(&server, folder));
     client_start(f, identity(&client, folder, "client"));
     assert_int_not_equal(route_status(f, 64), AS_OK);
 
@@ -58,6 +68,10 @@ static void mutual_tls_admits_only_who_the_ca_signed(void **state)
     assert_int_equal(
         as_rpc_server_alloc(f->loop, "127.0.0.1:0", identity(&server, folder, "nobody"), &none),
         AS_ERR_CONFIG);
+    identity(&server, folder, "server");
+    memcpy(server.key, client.key, sizeof(server.key)); // as a change that stopped half way
+    assert_int_equal(as_rpc_server_alloc(f->loop, "127.0.0.1:0", &server.tls, &none),
+                     AS_ERR_CONFIG);
     discard(folder);
 }
 
@@ -156,12 +170,62 @@ static void a_bad_file_leaves_all_as_it_was(void **state)
     discard(new);
 }
 
+typedef struct replacement {
+    const char *in, *old, *new;
+} replacement_t;
+
+// Replaces the files while they are read: the certificate was, and of the key the old one comes.
+static void *replace_meanwhile(void *arg)
+{
+    const replacement_t *with = arg;
+    char path[64], text[4096];
+    snprintf(path, sizeof(path), "%s/server.key", with->old);
+    FILE *old = fopen(path, "r");
+    size_t bytes = old ? fread(text, 1, sizeof(text), old) : 0;
+    snprintf(path, sizeof(path), "%s/server.key", with->in);
+    int pipe = open(path, O_WRONLY); // waits until it is read
+    unlink(path);
+    copy(with->new, "server.*", with->in);
+    assert_true(bytes > 0 && write(pipe, text, bytes) == (ssize_t)bytes);
+    close(pipe);
+    fclose(old);
+    return NULL;
+}
+
+static void what_changes_while_it_is_read_first_is_read_again(void **state)
+{
+    fixture_t *f = *state;
+    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
+         new[] = "/tmp/assay_rpc_XXXXXX";
+    assert_non_null(mkdtemp(in));
+    assert_non_null(mkdtemp(old));
+    assert_non_null(mkdtemp(new));
+    make_certificates(old);
+    make_certificates(new);
+    copy(old, "*", in);
+    append(new, "ca.pem", in);
+    shell("rm %s/server.key && mkfifo %s/server.key", in);
+    const replacement_t with = {in, old, new};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, replace_meanwhile, (void *)&with), 0);
+    identity_t server;
+    server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    call_with(f, new, "client", false); // it does not know the server's authority
+    as_rpc_tls_refresh();
+    call_with(f, new, "client", true);
+    discard(in);
+    discard(old);
+    discard(new);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         WITH_LOOP(mutual_tls_admits_only_who_the_ca_signed),
         WITH_LOOP(certificates_are_replaced_while_calls_go_on),
         WITH_LOOP(a_bad_file_leaves_all_as_it_was),
+        WITH_LOOP(what_changes_while_it_is_read_first_is_read_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
