@@ -11,9 +11,18 @@
 
 #define NONE KVS_ACCOUNT_NONE
 
+// How many accounts a tenant has; there is one where it has any.
+typedef struct holder {
+    uint32_t tenant, accounts;
+    uint32_t next; // same bucket; next unused
+} holder_t;
+
 struct kvs_accounts {
     uint32_t max, mask;
-    uint32_t unused;
+    uint32_t unused, unused_count;
+    uint32_t holder_unused;
+    holder_t *holders;
+    uint32_t *holder_buckets;
     uint32_t goal_first;
     size_t quota_bytes; // of those that have none of their own
     uint32_t *buckets;
@@ -31,20 +40,24 @@ as_status_t kvs_accounts_alloc(uint32_t max, kvs_accounts_t **accounts_p)
     }
     kvs_accounts_t *accounts =
         as_mem_zalloc(1, sizeof(*accounts) + (size_t)max * sizeof(kvs_account_t));
-    uint32_t *heads = as_mem_alloc(buckets * sizeof(uint32_t));
-    if (!accounts || !heads) {
-        as_mem_free(accounts);
-        as_mem_free(heads);
+    if (!accounts) {
         return AS_ERR_NO_MEMORY;
     }
-    memset(heads, 0xff, buckets * sizeof(uint32_t));
-    accounts->max = max;
+    accounts->buckets = as_mem_alloc(buckets * sizeof(uint32_t));
+    accounts->holder_buckets = as_mem_alloc(buckets * sizeof(uint32_t));
+    accounts->holders = as_mem_zalloc(max, sizeof(holder_t));
+    if (!accounts->buckets || !accounts->holder_buckets || !accounts->holders) {
+        kvs_accounts_free(accounts);
+        return AS_ERR_NO_MEMORY;
+    }
+    memset(accounts->buckets, 0xff, buckets * sizeof(uint32_t));
+    memset(accounts->holder_buckets, 0xff, buckets * sizeof(uint32_t));
+    accounts->max = accounts->unused_count = max;
     accounts->mask = buckets - 1;
-    accounts->buckets = heads;
     accounts->goal_first = NONE;
     accounts->quota_bytes = KVS_QUOTA_NONE;
     for (uint32_t i = 0; i < max; i++) {
-        accounts->slots[i].next = i + 1 < max ? i + 1 : NONE;
+        accounts->slots[i].next = accounts->holders[i].next = i + 1 < max ? i + 1 : NONE;
     }
     *accounts_p = accounts;
     return AS_OK;
@@ -54,6 +67,8 @@ void kvs_accounts_free(kvs_accounts_t *accounts)
 {
     if (accounts) {
         as_mem_free(accounts->buckets);
+        as_mem_free(accounts->holder_buckets);
+        as_mem_free(accounts->holders);
         as_mem_free(accounts);
     }
 }
@@ -200,11 +215,52 @@ const kvs_total_t *kvs_quota_next_total(const kvs_accounts_t *accounts, uint32_t
 
 bool kvs_accounts_have_room(const kvs_accounts_t *accounts, uint32_t more)
 {
-    uint32_t at = accounts->unused;
-    for (; more > 0 && at != NONE; more--) {
-        at = accounts->slots[at].next;
+    return more <= accounts->unused_count;
+}
+
+// ---- how many a tenant has
+
+// Where the number of the tenant's holder is, or NONE and would be.
+static uint32_t *holder_link(const kvs_accounts_t *accounts, uint32_t tenant)
+{
+    uint64_t hash = as_siphash_own(&tenant, sizeof(tenant));
+    uint32_t *link = &accounts->holder_buckets[hash & accounts->mask];
+    while (*link != NONE && accounts->holders[*link].tenant != tenant) {
+        link = &accounts->holders[*link].next;
     }
-    return more == 0;
+    return link;
+}
+
+static void holder_add(kvs_accounts_t *accounts, uint32_t tenant)
+{
+    uint32_t *link = holder_link(accounts, tenant);
+    if (*link == NONE) {
+        uint32_t at = accounts->holder_unused; // there are as many as accounts
+        accounts->holder_unused = accounts->holders[at].next;
+        accounts->holders[at] = (holder_t){.tenant = tenant, .next = NONE};
+        *link = at;
+    }
+    accounts->holders[*link].accounts++;
+}
+
+static void holder_remove(kvs_accounts_t *accounts, uint32_t tenant)
+{
+    uint32_t *link = holder_link(accounts, tenant), at = *link;
+    AS_ASSERT(at != NONE && accounts->holders[at].accounts > 0);
+    if (--accounts->holders[at].accounts == 0) {
+        *link = accounts->holders[at].next;
+        accounts->holders[at].next = accounts->holder_unused;
+        accounts->holder_unused = at;
+    }
+}
+
+bool kvs_account_may_open(const kvs_accounts_t *accounts, const kvs_owner_t *owner)
+{
+    if (kvs_account_find(accounts, owner) != NONE) {
+        return true;
+    }
+    uint32_t at = *holder_link(accounts, owner->tenant);
+    return (at == NONE ? 0 : accounts->holders[at].accounts) < accounts->unused_count;
 }
 
 // ---- accounts
@@ -218,6 +274,8 @@ static uint32_t open(kvs_accounts_t *accounts, const kvs_owner_t *owner)
     at = accounts->unused;
     kvs_account_t *account = &accounts->slots[at];
     accounts->unused = account->next;
+    accounts->unused_count--;
+    holder_add(accounts, owner->tenant);
     uint32_t *bucket = bucket_of(accounts, owner);
     *account = (kvs_account_t){.owner = *owner,
                                .used = true,
@@ -249,12 +307,14 @@ static void close_if_unused(kvs_accounts_t *accounts, uint32_t at)
     account->used = false;
     account->next = accounts->unused;
     accounts->unused = at;
+    accounts->unused_count++;
+    holder_remove(accounts, account->owner.tenant);
 }
 
 as_status_t kvs_account_charge(kvs_accounts_t *accounts, const kvs_owner_t *owner, size_t bytes,
                                uint32_t *account_p)
 {
-    uint32_t at = open(accounts, owner);
+    uint32_t at = kvs_account_may_open(accounts, owner) ? open(accounts, owner) : NONE;
     if (at == NONE) {
         return AS_ERR_BUSY;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accounts: how much of the pool each owner has, and how much it may have. The owner of a block is
-// its namespace, of its tenant.
+// its namespace, of its tenant. A tenant has at most as many accounts as it leaves free, so that none
+// can keep the others out with many namespaces of a small block each.
 #ifndef KVS_ACCOUNT_H
 #define KVS_ACCOUNT_H
 
@@ -53,7 +54,10 @@ void kvs_accounts_free(kvs_accounts_t *accounts); // NULL is fine
 uint32_t kvs_accounts_max(const kvs_accounts_t *accounts);
 kvs_account_t *kvs_account_at(kvs_accounts_t *accounts, uint32_t i); // may be unused
 uint32_t kvs_account_find(const kvs_accounts_t *accounts, const kvs_owner_t *owner); // or NONE
-// Charges a block of `bytes`. AS_ERR_BUSY: too many owners.
+// Whether a block of this owner can be charged: it has an account, or its tenant has fewer than it leaves to
+// others. Quotas of operators may take the last ones.
+bool kvs_account_may_open(const kvs_accounts_t *accounts, const kvs_owner_t *owner);
+// Charges a block of `bytes`. AS_ERR_BUSY: it cannot be.
 as_status_t kvs_account_charge(kvs_accounts_t *accounts, const kvs_owner_t *owner, size_t bytes,
                                uint32_t *account_p) AS_MUST_USE;
 void kvs_account_refund(kvs_accounts_t *accounts, uint32_t account, size_t bytes);

@@ -95,6 +95,10 @@ static as_status_t own_room(kvs_store_t *store, const kvs_spec_t *spec, size_t b
 as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec)
 {
     size_t bytes = kvs_image_bytes(spec);
+    const kvs_owner_t owner = {spec->namespace_key, spec->tenant};
+    if (!kvs_account_may_open(kvs_index_accounts(store->index), &owner)) {
+        return AS_ERR_BUSY; // what eviction takes would seldom be an owner's last
+    }
     as_status_t status = own_room(store, spec, bytes);
     return status == AS_OK ? total_room(store, spec->tenant, bytes) : status;
 }

@@ -293,6 +293,7 @@ void kvs_quotas_reload(kvs_store_t *store);
 as_status_t kvs_pin(kvs_store_t *store, kvs_block_t *block, kvs_guard_t guard) AS_MUST_USE;
 void kvs_quota_on_evict(void *store);
 // Whether a block fits into its owner's quota; evicts for it when not. AS_ERR_LIMIT: it never does.
+// AS_ERR_BUSY: not now, or there are too many owners, for which nobody is evicted.
 as_status_t kvs_quota_room(kvs_store_t *store, const kvs_spec_t *spec) AS_MUST_USE;
 void kvs_quota_watch(kvs_store_t *store, const kvs_block_t *block); // it was reserved
 

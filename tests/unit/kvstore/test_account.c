@@ -290,7 +290,7 @@ static void accounts_end_with_their_last_block_and_are_bounded(void **state)
     kvs_accounts_t *accounts;
     assert_int_equal(kvs_accounts_alloc(2, &accounts), AS_OK);
     // Two namespaces, and one of them of another tenant too.
-    const kvs_owner_t a = {model_key(1), 0}, b = {model_key(2), 0}, c = {model_key(2), 1};
+    const kvs_owner_t a = {model_key(1), 0}, b = {model_key(2), 1}, c = {model_key(2), 2};
     uint32_t of_a, of_b, of_c;
     assert_int_equal(kvs_account_charge(accounts, &a, 10, &of_a), AS_OK);
     assert_int_equal(kvs_account_charge(accounts, &b, 10, &of_b), AS_OK);
@@ -314,6 +314,36 @@ static void accounts_end_with_their_last_block_and_are_bounded(void **state)
     kvs_accounts_free(accounts);
 }
 
+static void a_tenant_has_at_most_as_many_accounts_as_it_leaves(void **state)
+{
+    (void)state;
+    kvs_accounts_t *accounts;
+    assert_int_equal(kvs_accounts_alloc(64, &accounts), AS_OK);
+    uint32_t at[64], count = 0;
+    for (uint32_t tenant = 0; tenant < 5; tenant++) { // 32 of 64, then half of what is left
+        kvs_owner_t owner = {model_key(0), tenant};
+        uint32_t own = 0;
+        while (kvs_account_charge(accounts, &owner, 1, &at[count + own]) == AS_OK) {
+            owner.namespace_key = model_key(++own);
+        }
+        assert_int_equal(own, 32u >> tenant);
+        assert_false(kvs_account_may_open(accounts, &owner));
+        owner.namespace_key = model_key(0); // one that is there is no further one
+        assert_true(kvs_account_may_open(accounts, &owner));
+        count += own;
+    }
+    assert_int_equal(count, 62);
+    for (uint32_t i = 0; i < count; i++) {
+        kvs_account_refund(accounts, at[i], 1);
+    }
+    assert_true(kvs_accounts_have_room(accounts, 64) && !kvs_accounts_have_room(accounts, 65));
+    for (uint32_t tenant = 0; tenant < 64; tenant++) { // tenants, too, are as many as accounts
+        const kvs_owner_t owner = {model_key(tenant), 100 + tenant};
+        assert_int_equal(kvs_account_charge(accounts, &owner, 1, &at[0]), AS_OK);
+    }
+    kvs_accounts_free(accounts);
+}
+
 int main(void)
 {
     as_siphash_own_known();
@@ -324,6 +354,7 @@ int main(void)
             a_chain_that_is_walked_again_and_again_does_not_hide_who_may_go, model_begin,
             model_end),
         cmocka_unit_test(accounts_end_with_their_last_block_and_are_bounded),
+        cmocka_unit_test(a_tenant_has_at_most_as_many_accounts_as_it_leaves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

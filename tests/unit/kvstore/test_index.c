@@ -463,13 +463,13 @@ static void a_lease_is_renewed_by_its_owner_and_not_for_ever(void **state)
 static void the_failure_of_each_allocation_is_survived(void **state)
 {
     (void)state;
-    for (uint64_t n = 1; n <= 7; n++) {
+    for (uint64_t n = 1; n <= 9; n++) {
         const kvs_index_options_t options = {ENTRIES, memory, pool};
         kvs_index_t *other = NULL;
         as_mem_fail_nth(n);
         as_status_t status = kvs_index_alloc(&options, &other);
         as_mem_fail_nth(0);
-        assert_int_equal(status, n <= 6 ? AS_ERR_NO_MEMORY : AS_OK);
+        assert_int_equal(status, n <= 8 ? AS_ERR_NO_MEMORY : AS_OK);
         kvs_index_free(other);
     }
 }

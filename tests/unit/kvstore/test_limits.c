@@ -303,6 +303,35 @@ static void who_is_denied_again_and_again_is_one_line_a_second(void **state)
     assert_non_null(strstr(said, "nobody of --operator (and 7 more"));
 }
 
+// Of a tenant with a namespace for every block, and of quotas for the rest.
+static void the_last_account_is_no_reason_to_evict(void **state)
+{
+    (void)state;
+    world_options_t options = small_pool(40);
+    world_open(&world, &options);
+    put_chain(&world, 20);
+    kvs_accounts_t *accounts = kvs_index_accounts(world.stores[0]->index);
+    kvs_owner_t owner = {.tenant = 7};
+    uint32_t n = 0, at;
+    while (kvs_account_charge(accounts, &owner, 0, &at) == AS_OK) {
+        n++;
+        memcpy(owner.namespace_key.bytes, &n, sizeof(n));
+    }
+    assert_int_equal(n, kvs_accounts_max(accounts) / 2);
+    use_namespace("of another tenant");
+    assert_int_equal(put_block(&world, 0), AS_OK);
+    while (kvs_quota_set(accounts, &owner, 1) == AS_OK) {
+        n++;
+        memcpy(owner.namespace_key.bytes, &n, sizeof(n));
+    }
+    assert_int_equal(put_block(&world, 1), AS_OK);
+    use_namespace("one too many");
+    assert_int_equal(put_block(&world, 0), AS_ERR_BUSY);
+    world_pass(&world, 10000);
+    assert_int_equal(stat_now().evictions, 0);
+    assert_int_equal(stat_now().blocks, 22);
+}
+
 static void a_purge_forgets_one_namespace(void **state)
 {
     (void)state;
@@ -338,6 +367,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(the_admin_service_shows_and_sets_quotas, begin,
                                         disk_world_end),
         cmocka_unit_test_setup_teardown(who_is_denied_again_and_again_is_one_line_a_second, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(the_last_account_is_no_reason_to_evict, begin,
                                         disk_world_end),
         cmocka_unit_test_setup_teardown(a_purge_forgets_one_namespace, begin, disk_world_end),
     };
