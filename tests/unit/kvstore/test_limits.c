@@ -269,12 +269,28 @@ static void the_admin_service_shows_and_sets_quotas(void **state)
 }
 
 static uint32_t refusals;
+static as_status_t refusal;
 
 static void on_refused(as_rpc_pending_t *pending, as_status_t status, const char *text)
 {
     (void)pending;
     (void)text;
     refusals += status == AS_ERR_DENIED;
+    refusal = status;
+}
+
+static void all_blocks_are_not_those_of_one_tenant(void **state)
+{
+    (void)state;
+    as_rpc_pending_t asker = {.fail = on_refused};
+    world_options_t options = small_pool(40);
+    world_open(&world, &options);
+    put_chain(&world, 5);
+    Assay__StoreDropRequest drop = ASSAY__STORE_DROP_REQUEST__INIT;
+    drop.tenant = 7;
+    assay__store__drop(kvs_admin_service(world.stores[0]), &drop, NULL, &asker);
+    assert_int_equal(refusal, AS_ERR_INVALID);
+    assert_int_equal(stat_now().blocks, 5);
 }
 
 static void who_is_denied_again_and_again_is_one_line_a_second(void **state)
@@ -365,6 +381,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(hard_pins_have_a_share_of_the_pool, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(the_admin_service_pins_and_unpins, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(the_admin_service_shows_and_sets_quotas, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(all_blocks_are_not_those_of_one_tenant, begin,
                                         disk_world_end),
         cmocka_unit_test_setup_teardown(who_is_denied_again_and_again_is_one_line_a_second, begin,
                                         disk_world_end),
