@@ -24,7 +24,7 @@
 
 #define NONE KVS_INDEX_NONE
 
-// Owners at a time, or an eighth of the blocks; one tenant has half of them at most.
+// Owners at a time, or a sixteenth of the blocks; one tenant has half of them at most.
 #define ACCOUNTS_MIN 2048u
 
 static uint32_t bucket_of(const kvs_index_t *index, const as_key_t *key, kvs_realm_t realm)
@@ -62,7 +62,7 @@ as_status_t kvs_index_alloc(const kvs_index_options_t *options, kvs_index_t **in
     index->mask = buckets - 1;
     index->by_key = as_mem_alloc(buckets * sizeof(uint32_t));
     index->blocks = as_mem_zalloc(options->blocks_max, sizeof(kvs_block_t));
-    uint32_t accounts_max = options->blocks_max / 8;
+    uint32_t accounts_max = options->blocks_max / 16;
     accounts_max = accounts_max > ACCOUNTS_MIN ? accounts_max : ACCOUNTS_MIN;
     as_status_t status = kvs_ghosts_alloc(options->blocks_max, &index->ghosts);
     if (status == AS_OK) {
