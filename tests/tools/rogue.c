@@ -271,7 +271,8 @@ static void put_out_of_memory_that_it_has_not_shared(rogue_t *rogue)
 static void share(rogue_t *rogue, uint64_t bytes, uint64_t twist)
 {
     static as_shared_t memory;
-    if (!memory.memory && as_shared_alloc(&memory, 4096) != AS_OK) {
+    if (!memory.memory &&
+        (as_shared_alloc(&memory, 4096) != AS_OK || as_shared_back(&memory) != AS_OK)) {
         finish(rogue, "no memory");
     }
     as_wire_share_t share = {as_wire_head(AS_WIRE_SHARE, 7), bytes, as_shared_name(&memory)};
