@@ -28,6 +28,7 @@ RAM_MIB, DISK_MIB, SET_MIB = 128, 1024, 256
 LOAD = {"batch": 1, "slots": 8, "set_mib": SET_MIB, "puts": 15}
 SHARE = 0.8
 GROWTH_MIB_MAX = 8
+GROWTH_FDS_MAX = 4
 MATE_SECONDS_MAX = 40
 REPORT_SECONDS = 2
 
@@ -92,7 +93,9 @@ def rows(samples, rate, before, after):
         per_minute = slope([(one["at_s"] / 60, one[f"{name}_mib"]) for one in settled])
         table.row(f"soak_{name}_memory_growth_mib", per_minute * minutes, GROWTH_MIB_MAX, at_most=True)
         table.row(f"soak_{name}_memory_mib_an_hour", per_minute * 60)
-        table.row(f"soak_{name}_descriptors_growth", settled[-1][f"{name}_fds"] - settled[0][f"{name}_fds"], 0, at_most=True)
+        # Those of a mate that is just coming or going are there at one moment and not at the next.
+        per_minute = slope([(one["at_s"] / 60, one[f"{name}_fds"]) for one in settled])
+        table.row(f"soak_{name}_descriptors_growth", per_minute * minutes, GROWTH_FDS_MAX, at_most=True)
     loads = [one["load"] for one in samples]
     table.row("soak_errors", sum(one["errors"] for one in loads), 0, at_most=True)
     moved = sum(one["read_bytes"] + one["written_bytes"] for one in loads) / sum(one["seconds"] for one in loads)
