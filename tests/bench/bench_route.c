@@ -48,7 +48,7 @@ static void on_reply(const ProtobufCMessage *reply, void *ctx)
     }
 }
 
-static answer_t answer = {.pending = {on_fail}};
+static answer_t answer = {.pending = {.fail = on_fail}};
 
 static void call(sch_scheduler_t *scheduler, const char *method, const ProtobufCMessage *request)
 {

@@ -54,7 +54,7 @@ static void on_reply(const ProtobufCMessage *reply, void *ctx)
 static void call(sch_scheduler_t *scheduler, unsigned method, const ProtobufCMessage *request)
 {
     ProtobufCService *service = sch_scheduler_service(scheduler);
-    answer_t answer = {.pending = {on_fail}};
+    answer_t answer = {.pending = {.fail = on_fail}};
     service->invoke(service, method, request, on_reply, &answer);
     AS_ASSERT(answer.count == 1);
 }
