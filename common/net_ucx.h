@@ -95,7 +95,8 @@ struct ucx_net {
     as_net_t head;
     ucp_context_h context;
     ucp_worker_h worker;
-    ucx_listener_t *listener; // of the data port; NULL: none, or not for now
+    ucx_listener_t
+        *listener; // of the data port; NULL: none, or closed until it can take connections again
     as_timer_t *relisten;
     struct sockaddr_storage bound; // where it listens
     ucx_list_t sockets, half_open;

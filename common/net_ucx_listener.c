@@ -38,7 +38,7 @@ static void on_connection(uv_stream_t *stream, int error)
     if (!net || (!error && ucx_port_accept(net, stream) == AS_OK)) {
         return;
     }
-    AS_WARN("net", "data port: no connection can be taken for now: %s",
+    AS_WARN("net", "data port: closed until connections can be taken again: %s",
             error == UV_EMFILE ? "too many files are open here: raise their limit (ulimit -n)"
             : error            ? uv_strerror(error)
                                : "no memory");

@@ -78,7 +78,7 @@ def test_a_store_without_any_descriptor_listens_again_once_it_has_some(tmp_path)
     refused(store)  # by libuv, which keeps one descriptor for that
     resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (4, 1024))
     refused(store)
-    wait_until(lambda: "no connection can be taken for now: too many files are open here" in store.log_text(), 30, "said")
+    wait_until(lambda: "closed until connections can be taken again: too many files are open here" in store.log_text(), 30, "said")
     assert crowd.all_read(crowd.again())
     resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (1024, 1024))
     wait_until(lambda: "connections are taken again" in store.log_text(), 30, "listens")
