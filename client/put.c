@@ -258,10 +258,12 @@ static as_status_t send_put(assay_call_t *call)
         return sent;
     }
     // A copy is offered, however small: most often it is there already.
-    as_status_t (*send)(as_conn_t *, const void *, size_t, const void *, size_t, as_net_done_fn,
-                        void *) = args->extent_bytes > 0 ? as_net_offer : as_net_send;
-    as_status_t status = send(copy->link->conn, &ask, header_bytes, args->block,
-                              ask.layers * extent_bytes, on_payload_sent, copy);
+    bool is_copy = args->extent_bytes > 0;
+    as_conn_t *conn = copy->link->conn;
+    size_t bytes = ask.layers * extent_bytes;
+    as_status_t status =
+        is_copy ? as_net_offer(conn, &ask, header_bytes, args->block, bytes, on_payload_sent, copy)
+                : as_net_send(conn, &ask, header_bytes, args->block, bytes, on_payload_sent, copy);
     copy->sending = status == AS_OK;
     return status;
 }

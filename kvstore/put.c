@@ -115,11 +115,11 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t
     put->deadline_us = now_us + conn->store->options.reservation_us;
     put->checked_layers = 0;
     put->prev = NONE;
-    put->next = conn->first_reservation;
+    put->next = conn->first_put;
     if (put->next != NONE) {
         puts->slots[put->next].prev = slot_of(put);
     }
-    conn->first_reservation = slot_of(put);
+    conn->first_put = slot_of(put);
     conn->puts++;
     kvs_conn_hold(conn);
     kvs_store_watch(conn->store);
@@ -139,7 +139,7 @@ static void free_if_dead(put_t *put)
     if (put->prev != NONE) {
         puts->slots[put->prev].next = put->next;
     } else {
-        conn->first_reservation = put->next;
+        conn->first_put = put->next;
     }
     conn->puts--;
     put->state = FREE;
@@ -232,7 +232,7 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
 void kvs_puts_end_conn(kvs_conn_t *conn)
 {
     kvs_puts_t *puts = conn->store->puts;
-    for (uint32_t slot = conn->first_reservation; slot != NONE;) {
+    for (uint32_t slot = conn->first_put; slot != NONE;) {
         put_t *put = &puts->slots[slot];
         slot = put->next;
         put_end(put, AS_ERR_PEER_LOST);
@@ -446,10 +446,9 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
     }
     kvs_block_t *block;
     status = kvs_index_reserve(store->index, spec, &block);
-    if (status ==
-        AS_ERR_BUSY) { // puts of one turn of the loop may take more than the last one has freed
-        status = kvs_store_evict_for(store, spec) ? kvs_index_reserve(store->index, spec, &block)
-                                                  : AS_ERR_BUSY;
+    // Puts of one turn of the loop may take more than the last one has freed.
+    if (status == AS_ERR_BUSY && kvs_store_evict_for(store, spec)) {
+        status = kvs_index_reserve(store->index, spec, &block);
     }
     if (status == AS_OK) {
         put_t *put = put_take(conn, block, ask);

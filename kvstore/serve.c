@@ -35,7 +35,7 @@ static void on_accept(void *ctx, as_conn_t *net_conn)
     conn->net = net_conn;
     conn->accepted_us = as_loop_now_us(store->options.loop);
     conn->leases.first = KVS_LEASE_NONE;
-    conn->first_reservation = UINT32_MAX;
+    conn->first_put = UINT32_MAX;
     conn->next = store->conns;
     if (store->conns) {
         store->conns->prev = conn;

@@ -15,6 +15,7 @@
 #define BLOCKS_MIN      1024u
 #define BLOCKS_LIMIT    (1u << 20)
 #define BYTES_PER_BLOCK 16384u
+#define EVICT_VAIN_US   1000u // where nothing could go, nobody looks again for so long
 
 void kvs_store_options_init(kvs_store_options_t *options)
 {
@@ -204,8 +205,6 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     store->evict_goal_bytes = goal < store->evict_goal_bytes ? goal : store->evict_goal_bytes;
     as_loop_post(store->options.loop, &store->evict);
 }
-
-#define EVICT_VAIN_US 1000u // nobody looks again for so long
 
 bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
 {

@@ -117,8 +117,8 @@ typedef struct kvs_conn {
     uint32_t locates;     // LOCATEs being answered
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
-    uint32_t first_reservation; // of put.c
-    uint32_t puts;              // too: those under way
+    uint32_t first_put; // of put.c
+    uint32_t puts;      // too: those under way
     bool share_asked;
     const uint8_t *stage; // memory of the client's, mapped; NULL: none
     size_t stage_bytes, stage_mapped;

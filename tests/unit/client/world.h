@@ -151,6 +151,21 @@ static inline as_status_t world_store_start(world_t *world, uint32_t i,
     return kvs_store_alloc(&options, &world->stores[i]);
 }
 
+// The chain of the puts and fetches that follow: the same tokens, in this namespace.
+static inline void world_use_namespace(world_t *world, const char *numerics)
+{
+    const as_namespace_t ns = {.shape = world->shape, .numerics_id = numerics};
+    as_namespace_key(&ns, &world->namespace_key);
+    int32_t tokens[WORLD_BLOCKS_MAX * AS_BLOCK_TOKENS_MAX];
+    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
+        tokens[i] = (int32_t)(i * 17 % 1000);
+    }
+    uint32_t made =
+        as_chain_keys(&world->namespace_key, tokens, WORLD_BLOCKS_MAX * world->shape.block_tokens,
+                      world->shape.block_tokens, world->keys, WORLD_BLOCKS_MAX);
+    assert_int_equal(made, WORLD_BLOCKS_MAX);
+}
+
 static inline void world_open(world_t *world, const world_options_t *options)
 {
     static world_net_t which;
@@ -174,16 +189,7 @@ static inline void world_open(world_t *world, const world_options_t *options)
     client.net_ctx = &which;
     assert_int_equal(assay_client_alloc(&client, &world->client), AS_OK);
     world_tell_stores(world);
-    const as_namespace_t ns = {.shape = world->shape, .numerics_id = "test"};
-    as_namespace_key(&ns, &world->namespace_key);
-    int32_t tokens[WORLD_BLOCKS_MAX * AS_BLOCK_TOKENS_MAX];
-    for (size_t i = 0; i < sizeof(tokens) / sizeof(tokens[0]); i++) {
-        tokens[i] = (int32_t)(i * 17 % 1000);
-    }
-    uint32_t made =
-        as_chain_keys(&world->namespace_key, tokens, WORLD_BLOCKS_MAX * world->shape.block_tokens,
-                      world->shape.block_tokens, world->keys, WORLD_BLOCKS_MAX);
-    assert_int_equal(made, WORLD_BLOCKS_MAX);
+    world_use_namespace(world, "test");
 }
 
 static inline void world_close(world_t *world)
@@ -313,6 +319,17 @@ static inline as_status_t put_block(world_t *world, uint32_t block)
     }
     assert_true(world_run(world, &result.done));
     return result.status;
+}
+
+// As a worker does that is told BUSY: again, a little later.
+static inline as_status_t put_until_it_fits(world_t *world, uint32_t block)
+{
+    as_status_t status = put_block(world, block);
+    for (uint32_t i = 0; status == AS_ERR_BUSY && i < 10; i++) {
+        world_pass(world, 1000);
+        status = put_block(world, block);
+    }
+    return status;
 }
 
 static inline void put_chain(world_t *world, uint32_t count)

@@ -86,18 +86,37 @@ static void call_with(fixture_t *f, const char *folder, const char *who, bool wo
     assert_int_equal(status == AS_OK, works);
 }
 
-// `in` is used by a server and a client; the test copies into it, as an operator does.
+// Certificates of two authorities. `in` is used by a server and a client, and has the old ones; the test
+// copies into it, as an operator does.
+typedef struct folders {
+    char in[32], old[32], new[32];
+} folders_t;
+
+static void make_folders(folders_t *folders)
+{
+    *folders =
+        (folders_t){"/tmp/assay_rpc_XXXXXX", "/tmp/assay_rpc_XXXXXX", "/tmp/assay_rpc_XXXXXX"};
+    assert_non_null(mkdtemp(folders->in));
+    assert_non_null(mkdtemp(folders->old));
+    assert_non_null(mkdtemp(folders->new));
+    make_certificates(folders->old);
+    make_certificates(folders->new);
+    copy(folders->old, "*", folders->in);
+}
+
+static void discard_folders(const folders_t *folders)
+{
+    discard(folders->in);
+    discard(folders->old);
+    discard(folders->new);
+}
+
 static void certificates_are_replaced_while_calls_go_on(void **state)
 {
     fixture_t *f = *state;
-    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
-         new[] = "/tmp/assay_rpc_XXXXXX";
-    assert_non_null(mkdtemp(in));
-    assert_non_null(mkdtemp(old));
-    assert_non_null(mkdtemp(new));
-    make_certificates(old);
-    make_certificates(new);
-    copy(old, "*", in);
+    folders_t with;
+    const char *in = with.in, *old = with.old, *new = with.new;
+    make_folders(&with);
     identity_t server, client;
     server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
     client_start(f, identity(&client, in, "client"));
@@ -126,9 +145,7 @@ static void certificates_are_replaced_while_calls_go_on(void **state)
     reply_route(&f->held[0], 1, 0); // by a connection of the first certificates
     wait_done(f, &under_way);
     assert_int_equal(under_way.status, AS_OK);
-    discard(in);
-    discard(old);
-    discard(new);
+    discard_folders(&with);
 }
 
 // Each is a change that stopped half way.
@@ -136,14 +153,9 @@ static void a_bad_file_leaves_all_as_it_was(void **state)
 {
     fixture_t *f = *state;
     static const char *const half[] = {"ca.pem", "server.pem", "server.key"};
-    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
-         new[] = "/tmp/assay_rpc_XXXXXX";
-    assert_non_null(mkdtemp(in));
-    assert_non_null(mkdtemp(old));
-    assert_non_null(mkdtemp(new));
-    make_certificates(old);
-    make_certificates(new);
-    copy(old, "*", in);
+    folders_t with;
+    const char *in = with.in, *old = with.old, *new = with.new;
+    make_folders(&with);
     identity_t server;
     server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
     for (size_t i = 0; i < sizeof(half) / sizeof(half[0]); i++) {
@@ -165,19 +177,13 @@ static void a_bad_file_leaves_all_as_it_was(void **state)
     as_rpc_tls_refresh(); // as it changed
     call_with(f, old, "client", false);
     call_with(f, new, "client", true);
-    discard(in);
-    discard(old);
-    discard(new);
+    discard_folders(&with);
 }
-
-typedef struct replacement {
-    const char *in, *old, *new;
-} replacement_t;
 
 // Replaces the files while they are read: the certificate was, and of the key the old one comes.
 static void *replace_meanwhile(void *arg)
 {
-    const replacement_t *with = arg;
+    const folders_t *with = arg;
     char path[64], text[4096];
     snprintf(path, sizeof(path), "%s/server.key", with->old);
     FILE *old = fopen(path, "r");
@@ -195,28 +201,20 @@ static void *replace_meanwhile(void *arg)
 static void what_changes_while_it_is_read_first_is_read_again(void **state)
 {
     fixture_t *f = *state;
-    char in[] = "/tmp/assay_rpc_XXXXXX", old[] = "/tmp/assay_rpc_XXXXXX",
-         new[] = "/tmp/assay_rpc_XXXXXX";
-    assert_non_null(mkdtemp(in));
-    assert_non_null(mkdtemp(old));
-    assert_non_null(mkdtemp(new));
-    make_certificates(old);
-    make_certificates(new);
-    copy(old, "*", in);
+    folders_t with;
+    const char *in = with.in, *new = with.new;
+    make_folders(&with);
     append(new, "ca.pem", in);
     shell("rm %s/server.key && mkfifo %s/server.key", in);
-    const replacement_t with = {in, old, new};
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, replace_meanwhile, (void *)&with), 0);
+    assert_int_equal(pthread_create(&thread, NULL, replace_meanwhile, &with), 0);
     identity_t server;
     server_start(f, "127.0.0.1:0", identity(&server, in, "server"));
     assert_int_equal(pthread_join(thread, NULL), 0);
     call_with(f, new, "client", false); // it does not know the server's authority
     as_rpc_tls_refresh();
     call_with(f, new, "client", true);
-    discard(in);
-    discard(old);
-    discard(new);
+    discard_folders(&with);
 }
 
 int main(void)

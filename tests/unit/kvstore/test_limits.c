@@ -16,18 +16,6 @@ static int begin(void **state)
     return 0;
 }
 
-// Gives the world the chain of another namespace.
-static void use_namespace(const char *numerics)
-{
-    const as_namespace_t ns = {.shape = world.shape, .numerics_id = numerics};
-    int32_t tokens[WORLD_BLOCKS_MAX * 16] = {0};
-    as_namespace_key(&ns, &world.namespace_key);
-    assert_int_equal(as_chain_keys(&world.namespace_key, tokens,
-                                   WORLD_BLOCKS_MAX * world.shape.block_tokens,
-                                   world.shape.block_tokens, world.keys, WORLD_BLOCKS_MAX),
-                     WORLD_BLOCKS_MAX);
-}
-
 static bool is_here(uint32_t n)
 {
     return kvs_index_find(world.stores[0]->index, &world.keys[n], AS_WIRE_FULL) != NULL;
@@ -40,17 +28,6 @@ static uint32_t count_here(uint32_t blocks)
         here += is_here(n);
     }
     return here;
-}
-
-// Puts as a worker does that is told BUSY: again, a little later.
-static void put_until_it_fits(uint32_t n)
-{
-    as_status_t status = put_block(&world, n);
-    for (uint32_t i = 0; status == AS_ERR_BUSY && i < 10; i++) {
-        world_pass(&world, 1000);
-        status = put_block(&world, n);
-    }
-    assert_int_equal(status, AS_OK);
 }
 
 static world_options_t small_pool(uint32_t blocks)
@@ -73,18 +50,18 @@ static void a_quota_takes_its_owners_blocks_only(void **state)
     world_options_t options = small_pool(60);
     options.store.quota_bytes = 20 * IMAGE_BYTES;
     world_open(&world, &options);
-    use_namespace("quiet");
+    world_use_namespace(&world, "quiet");
     put_chain(&world, 15);
-    use_namespace("loud");
+    world_use_namespace(&world, "loud");
     for (uint32_t n = 0; n < 60; n++) {
-        put_until_it_fits(n);
+        assert_int_equal(put_until_it_fits(&world, n), AS_OK);
         uint32_t account =
             kvs_account_find(kvs_index_accounts(world.stores[0]->index), owner_now());
         assert_true(kvs_account_at(kvs_index_accounts(world.stores[0]->index), account)->bytes <=
                     20 * IMAGE_BYTES);
     }
     assert_true(count_here(60) <= 20 && count_here(60) >= 17);
-    use_namespace("quiet");
+    world_use_namespace(&world, "quiet");
     assert_int_equal(count_here(15), 15);
     assert_int_equal(stat_now().evictions, 0);
     assert_true(stat_now().quota_evictions >= 40);
@@ -125,24 +102,24 @@ static void pinned_blocks_outlive_a_flood(void **state)
     (void)state;
     world_options_t options = small_pool(40);
     world_open(&world, &options);
-    use_namespace("pinned");
+    world_use_namespace(&world, "pinned");
     put_chain(&world, 6);
     assert_int_equal(pin_all(6, KVS_GUARD_HARD), 6);
-    use_namespace("softly");
+    world_use_namespace(&world, "softly");
     put_chain(&world, 6);
     assert_int_equal(pin_all(6, KVS_GUARD_SOFT), 6);
-    use_namespace("flood");
+    world_use_namespace(&world, "flood");
     for (uint32_t n = 0; n < WORLD_BLOCKS_MAX; n++) {
-        put_until_it_fits(n);
+        assert_int_equal(put_until_it_fits(&world, n), AS_OK);
     }
-    use_namespace("another flood");
+    world_use_namespace(&world, "another flood");
     for (uint32_t n = 0; n < 36; n++) {
-        put_until_it_fits(n);
+        assert_int_equal(put_until_it_fits(&world, n), AS_OK);
         assert_int_equal(kvs_store_pin(world.stores[0], &world.keys[n], 0, KVS_GUARD_SOFT), AS_OK);
     }
-    use_namespace("pinned");
+    world_use_namespace(&world, "pinned");
     assert_int_equal(count_here(6), 6);
-    use_namespace("softly");
+    world_use_namespace(&world, "softly");
     assert_int_equal(count_here(6), 0); // nothing else could go, and they were the oldest
     assert_true(kvs_store_unpin_all(world.stores[0]) > 20);
     assert_int_equal(stat_now().hard_bytes + stat_now().soft_bytes, 0);
@@ -243,7 +220,7 @@ static void the_admin_service_shows_and_sets_quotas(void **state)
     world_options_t options = small_pool(60);
     world_open(&world, &options);
     put_chain(&world, 5);
-    use_namespace("other");
+    world_use_namespace(&world, "other");
     put_chain(&world, 5);
     ProtobufCService *service = kvs_admin_service(world.stores[0]);
     Assay__StoreQuotaRequest quota = ASSAY__STORE_QUOTA_REQUEST__INIT;
@@ -334,14 +311,14 @@ static void the_last_account_is_no_reason_to_evict(void **state)
         memcpy(owner.namespace_key.bytes, &n, sizeof(n));
     }
     assert_int_equal(n, kvs_accounts_max(accounts) / 2);
-    use_namespace("of another tenant");
+    world_use_namespace(&world, "of another tenant");
     assert_int_equal(put_block(&world, 0), AS_OK);
     while (kvs_quota_set(accounts, &owner, 1) == AS_OK) {
         n++;
         memcpy(owner.namespace_key.bytes, &n, sizeof(n));
     }
     assert_int_equal(put_block(&world, 1), AS_OK);
-    use_namespace("one too many");
+    world_use_namespace(&world, "one too many");
     assert_int_equal(put_block(&world, 0), AS_ERR_BUSY);
     world_pass(&world, 10000);
     assert_int_equal(stat_now().evictions, 0);
@@ -356,7 +333,7 @@ static void a_purge_forgets_one_namespace(void **state)
     world.durable = true;
     put_chain(&world, 12);
     const kvs_owner_t old = *owner_now();
-    use_namespace("next weights");
+    world_use_namespace(&world, "next weights");
     put_chain(&world, 9);
     const kvs_owner_t again = *owner_now();
     assert_int_equal(kvs_store_purge(world.stores[0], &old), 12);

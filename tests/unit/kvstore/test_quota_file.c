@@ -75,38 +75,18 @@ static int begin(void **state)
     return 0;
 }
 
-static void use_namespace(const char *numerics)
-{
-    const as_namespace_t ns = {.shape = world.shape, .numerics_id = numerics};
-    int32_t tokens[WORLD_BLOCKS_MAX * 16] = {0};
-    as_namespace_key(&ns, &world.namespace_key);
-    assert_int_equal(as_chain_keys(&world.namespace_key, tokens,
-                                   WORLD_BLOCKS_MAX * world.shape.block_tokens,
-                                   world.shape.block_tokens, world.keys, WORLD_BLOCKS_MAX),
-                     WORLD_BLOCKS_MAX);
-}
-
-static void put_until_it_fits(uint32_t n)
-{
-    as_status_t status = put_block(&world, n);
-    for (uint32_t i = 0; status == AS_ERR_BUSY && i < 10; i++) {
-        world_pass(&world, 1000);
-        status = put_block(&world, n);
-    }
-    assert_true(status == AS_OK || status == AS_ERR_EXISTS);
-}
-
 static void put_all(const char *numerics, uint32_t count)
 {
-    use_namespace(numerics);
+    world_use_namespace(&world, numerics);
     for (uint32_t n = 0; n < count; n++) {
-        put_until_it_fits(n);
+        as_status_t status = put_until_it_fits(&world, n);
+        assert_true(status == AS_OK || status == AS_ERR_EXISTS);
     }
 }
 
 static size_t bytes_of(const char *numerics)
 {
-    use_namespace(numerics);
+    world_use_namespace(&world, numerics);
     kvs_accounts_t *accounts = kvs_index_accounts(world.stores[0]->index);
     uint32_t at = kvs_account_find(accounts, &(kvs_owner_t){world.namespace_key, 0});
     return at == KVS_ACCOUNT_NONE ? 0 : kvs_account_at(accounts, at)->bytes / IMAGE_BYTES;
@@ -163,7 +143,7 @@ static void a_tenant_has_no_more_than_its_total(void **state)
 static void a_bad_file_leaves_what_is_in_force(void **state)
 {
     (void)state;
-    use_namespace("ours");
+    world_use_namespace(&world, "ours");
     write_file("0 * %lu\n0 %s %lu\n", 20);
     open_store();
     put_all("ours", 60);
@@ -185,10 +165,10 @@ static void a_bad_file_leaves_what_is_in_force(void **state)
 static void a_file_that_asks_for_no_further_account_is_taken_when_there_is_none(void **state)
 {
     (void)state;
-    use_namespace("ours");
+    world_use_namespace(&world, "ours");
     write_file("0 * %lu\n0 %s %lu\n", 20);
     open_store();
-    use_namespace("ours");
+    world_use_namespace(&world, "ours");
     kvs_accounts_t *accounts = kvs_index_accounts(world.stores[0]->index);
     kvs_owner_t owner = {.tenant = 7};
     for (uint32_t n = 0; kvs_quota_set(accounts, &owner, 1) == AS_OK; n++) {
@@ -202,7 +182,7 @@ static void a_file_that_asks_for_no_further_account_is_taken_when_there_is_none(
     assert_int_equal(as_metric_value(&kvs_metrics[KVS_METRIC_QUOTAS_REFUSED]), refused);
     owner = (kvs_owner_t){world.namespace_key, 0};
     assert_int_equal(kvs_quota_of(accounts, kvs_account_find(accounts, &owner)), 30 * IMAGE_BYTES);
-    use_namespace("another");
+    world_use_namespace(&world, "another");
     write_file("0 * %lu\n0 %s %lu\n", 10);
     kvs_store_reload(world.stores[0]);
     assert_int_equal(as_metric_value(&kvs_metrics[KVS_METRIC_QUOTAS_REFUSED]), refused + 1);
