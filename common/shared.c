@@ -10,12 +10,14 @@
 // nobody can make it shorter, since reading behind the end of a file ends a process.
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "common/assert.h"
@@ -156,6 +158,14 @@ static bool has_secret(const char *path, const uint64_t secret[2])
     return strcmp(is, want) == 0;
 }
 
+// What a mapping of it is made of: st_blksize says more where huge pages are only hoped for.
+static size_t page_of(int fd)
+{
+    struct statfs system;
+    bool is_huge = fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
+    return is_huge ? (size_t)system.f_bsize : (size_t)sysconf(_SC_PAGESIZE);
+}
+
 // Whether it is what the name says, and stays so: its length is looked at once it can no longer shrink.
 static bool is_sound(int fd, const as_shared_name_t *name, size_t bytes, bool backed,
                      size_t *page_bytes_p)
@@ -166,10 +176,9 @@ static bool is_sound(int fd, const as_shared_name_t *name, size_t bytes, bool ba
     if (seals < 0 || (seals & wanted) != wanted || fstat(fd, &file) != 0) {
         return false;
     }
-    *page_bytes_p = (size_t)file.st_blksize;
+    *page_bytes_p = page_of(fd);
     return (uint64_t)file.st_ino == name->inode && (uint64_t)file.st_dev == name->device &&
-           (uint64_t)file.st_size >= bytes && *page_bytes_p > 0 &&
-           (size_t)file.st_size % *page_bytes_p == 0 &&
+           (uint64_t)file.st_size >= bytes && (size_t)file.st_size % *page_bytes_p == 0 &&
            (!backed || (uint64_t)file.st_blocks * 512 >= bytes);
 }
 
