@@ -41,8 +41,9 @@
 
 struct kvs_catalog {
     char path[4096];
-    rocksdb_t *db; // NULL: it could not be opened again
-    bool tried;    // to, since the last commit
+    rocksdb_t *db;   // NULL: it could not be opened again
+    bool tried;      // to, since the last commit
+    as_status_t why; // it is closed
     rocksdb_options_t *options;
     rocksdb_column_family_handle_t *families[2]; // default, blocks
     rocksdb_readoptions_t *read;
@@ -156,15 +157,22 @@ bool kvs_catalog_parse(const void *key_bytes_p, size_t key_bytes, const void *va
 
 // ---- the database
 
-// Logs and frees RocksDB's message. AS_OK when there is none.
+// RocksDB hands on the words of the errno alone.
+static bool says_full(const char *error)
+{
+    return strstr(error, "No space left on device") || strstr(error, "Disk quota exceeded");
+}
+
+// Logs and frees RocksDB's message. AS_OK when there is none, AS_ERR_LIMIT: the disk is full.
 static as_status_t told(char *error, const char *what)
 {
     if (!error) {
         return AS_OK;
     }
-    AS_ERROR("disk", "catalog: %s: %s", what, error);
+    bool full = says_full(error);
+    AS_ERROR("disk", "%scatalog: %s: %s", full ? "disk full: " : "", what, error);
     rocksdb_free(error);
-    return AS_ERR_IO;
+    return full ? AS_ERR_LIMIT : AS_ERR_IO;
 }
 
 // Anything but the disk itself failing: what RocksDB says of bytes that are not its own, and of files
@@ -316,7 +324,7 @@ static bool is_open(kvs_catalog_t *catalog)
     if (!catalog->db && !catalog->tried) {
         catalog->tried = true;
         as_status_t status = database_open(catalog);
-        (void)status; // logged
+        catalog->why = status == AS_ERR_LIMIT ? AS_ERR_LIMIT : AS_ERR_IO;
     }
     return catalog->db != NULL;
 }
@@ -348,15 +356,19 @@ static as_status_t write_batch(kvs_catalog_t *catalog, bool sync)
 {
     char *error = NULL;
     if (!is_open(catalog)) {
-        return AS_ERR_IO;
+        return catalog->why;
     }
     if (as_fault(AS_FAULT_disk_catalog_fails)) {
         return AS_ERR_IO;
+    }
+    if (as_fault(AS_FAULT_disk_catalog_full)) {
+        return AS_ERR_LIMIT;
     }
     rocksdb_write(catalog->db, catalog->write[sync], catalog->batch, &error);
     as_status_t status = told(error, "writing");
     if (status != AS_OK) {
         database_close(catalog);
+        catalog->why = status;
     }
     return status;
 }
@@ -365,7 +377,7 @@ as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
 {
     as_status_t status = AS_OK;
     if (!catalog->db) {
-        status = AS_ERR_IO; // what was put is not even in the batch
+        status = catalog->why; // what was put is not even in the batch
     } else if (rocksdb_writebatch_count(catalog->batch) > 0) {
         status = write_batch(catalog, sync);
         status = status == AS_OK ? AS_OK : write_batch(catalog, sync);

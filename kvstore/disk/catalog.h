@@ -33,7 +33,8 @@ uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const 
                           void *ctx, bool *damaged_p);
 // Puts it aside and begins an empty one, into which the caller puts what it knows.
 as_status_t kvs_catalog_renew(kvs_catalog_t *catalog) AS_MUST_USE;
-// Writes and deletes gathered, then made at once; `sync`: on disk before it returns.
+// Writes and deletes gathered, then made at once; `sync`: on disk before it returns. AS_ERR_LIMIT: the
+// disk is full; all is to be given again.
 void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record);
 void kvs_catalog_delete(kvs_catalog_t *catalog, const kvs_spec_t *spec);
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync) AS_MUST_USE;

@@ -85,6 +85,16 @@ static void wake_syncs(kvs_disk_t *disk, const kvs_job_t *write, kvs_job_t *wait
     }
 }
 
+// True: the disk was full, and what was given anew now would find room soon.
+static bool is_room_made(kvs_disk_t *disk, const kvs_job_t *job)
+{
+    if (job->status != AS_ERR_LIMIT) {
+        return false;
+    }
+    return job->segment && job->segment->failed != 0 ? disk->segment_count > 0
+                                                     : kvs_segments_make_room(disk);
+}
+
 static void written(kvs_disk_t *disk, kvs_job_t *job)
 {
     kvs_segment_t *segment = job->segment;
@@ -110,8 +120,7 @@ static void written(kvs_disk_t *disk, kvs_job_t *job)
     if (segment->failed != 0) {
         kvs_segment_broke(disk, segment);
     }
-    bool full = kvs_is_full(segment->failed) && disk->segment_count > 0; // room is made
-    bool counts = !full && !job->failed_with;
+    bool counts = !job->failed_with && !is_room_made(disk, job);
     disk->failures_in_a_row += counts;
     if (counts && disk->failures_in_a_row == FAILURES_MAX) {
         disk->stat.read_only = true;
@@ -208,6 +217,10 @@ void kvs_disk_job_done(void *ctx)
     kvs_disk_t *disk = job->disk;
     if (job->kind == KVS_JOB_SETTLE && was_settled(disk, job)) {
         return;
+    }
+    bool makes_record = job->kind == KVS_JOB_SYNC || job->kind == KVS_JOB_FORGET;
+    if (makes_record && job->status == AS_ERR_LIMIT) {
+        kvs_segments_make_room(disk); // for those that come after it
     }
     if (job->kind == KVS_JOB_WRITE) {
         written(disk, job);

@@ -377,6 +377,9 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
     for (kvs_job_t *job = jobs; job; job = job->next) {
         sync |= job->durable;
         catalog_one(files, job);
+        if (job->kind == KVS_JOB_REMOVE) { // first: the catalog may need the room
+            remove_segment(files, job->segment);
+        }
     }
     as_status_t committed = kvs_catalog_commit(files->catalog, sync);
     for (kvs_job_t *job = jobs, *next; job; job = next) {
@@ -384,9 +387,6 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
         job->status = job->error != 0 ? status_of(job->error) : committed;
         job->failed_with = failed;
         failed |= job->kind == KVS_JOB_WRITE && job->status != AS_OK;
-        if (job->kind == KVS_JOB_REMOVE) {
-            remove_segment(files, job->segment);
-        }
         kvs_worker_finish(worker, job);
     }
 }

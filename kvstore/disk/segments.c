@@ -122,6 +122,37 @@ as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segm
     return AS_OK;
 }
 
+static void keep_to(kvs_disk_t *disk, uint32_t files_max)
+{
+    disk->files_max = files_max;
+    disk->segments_max = files_max > 1 ? files_max - 1 : 1;
+    AS_WARN("disk", "the disk is full: the tier keeps to %u segments", disk->segments_max);
+}
+
+static bool is_any_going(const kvs_disk_t *disk)
+{
+    for (uint32_t i = 0; i <= disk->slots_last; i++) {
+        if (disk->segments[i].number != 0 && disk->segments[i].going) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// No room is left beside the segments: for the catalog, or for blocks where the file system reserves
+// nothing. The oldest goes, and the limit becomes one less.
+bool kvs_segments_make_room(kvs_disk_t *disk)
+{
+    if (is_any_going(disk)) {
+        return true;
+    }
+    if (!disk->writer || disk->segment_count < 2 || drop_oldest(disk) != AS_OK) {
+        return false;
+    }
+    keep_to(disk, disk->segment_count);
+    return true;
+}
+
 // The file of a segment could not be made. On a full disk the limit becomes one less than what there
 // is, so that the next can be made while the oldest goes.
 void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment)
@@ -130,9 +161,7 @@ void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment)
         segment->broken = true;
         kvs_segment_unlink(disk, segment);
         if (kvs_is_full(segment->failed) && disk->segment_count > 0) {
-            disk->files_max = file_count(disk);
-            disk->segments_max = disk->files_max > 1 ? disk->files_max - 1 : 1;
-            AS_WARN("disk", "the disk is full: the tier keeps to %u segments", disk->segments_max);
+            keep_to(disk, file_count(disk));
         }
     }
     if (segment->writing == 0) {

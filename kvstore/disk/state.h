@@ -58,6 +58,7 @@ void kvs_segment_link(kvs_disk_t *disk, kvs_segment_t *segment);     // as the n
 void kvs_segment_unlink(kvs_disk_t *disk, kvs_segment_t *segment);
 as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segment_p) AS_MUST_USE;
 void kvs_segment_broke(kvs_disk_t *disk, kvs_segment_t *segment);
+bool kvs_segments_make_room(kvs_disk_t *disk); // the disk is full; false: nothing can go
 void kvs_segment_remove_if_unread(kvs_disk_t *disk, kvs_segment_t *segment);
 
 // disk.c

@@ -199,6 +199,27 @@ def test_on_a_full_disk_a_store_keeps_to_what_there_is(disk, tmp_path):
     assert store.end() == 0
 
 
+def test_where_the_catalog_meets_the_end_of_the_disk_the_oldest_segment_makes_room(disk, tmp_path):
+    store = start_store(tmp_path, disk.path / "store", "--disk-size=64MiB")
+    load(store, Acknowledged(), 0, None, count=1500)  # three segments of 8 MiB
+    disk.tell("limit 4096")  # somebody else has filled it: what is there is there, and no more
+    acknowledged = Acknowledged()
+    acknowledged.next = 10000
+    load(store, acknowledged, 0, None, count=50)
+    assert len(acknowledged.durable) < 25 and len(acknowledged.taken) >= 25  # the rest is in RAM
+    assert "disk full: catalog" in store.log_text() and "the tier keeps to" in store.log_text()
+    disk.tell(f"limit {40 << 20}")
+    load(store, acknowledged, 0, None, count=200)
+    durable = len(acknowledged.durable)
+    load(store, acknowledged, 0, None, count=200)
+    assert len(acknowledged.durable) == durable + 100 and metric(store, "disk_read_only") == 0
+    store.kill()
+    store.end()
+    store = start_store(tmp_path, disk.path / "store", "--disk-size=64MiB")
+    expect_kept(store, acknowledged)
+    assert store.end() == 0
+
+
 def test_blocks_that_a_failing_disk_cannot_read_or_write_are_misses(disk, tmp_path):
     store = start_store(tmp_path, disk.path / "store", "--disk-size=64MiB")
     load(store, Acknowledged(), 0, None, count=100)

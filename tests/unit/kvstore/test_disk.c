@@ -276,6 +276,46 @@ static void where_the_file_system_has_a_quota_the_oldest_makes_room(void **state
     makes_room(AS_FAULT_disk_quota);
 }
 
+// The catalog lies on the same disk: it finds no room either, also to forget what goes.
+static void where_the_catalog_finds_no_room_the_oldest_makes_it(void **state)
+{
+    (void)state;
+    for (uint32_t n = 0; n < 4 * PER_SEGMENT - 4; n++) {
+        assert_int_equal(write_block(n, false), AS_OK);
+    }
+    as_fault_arm_chance(AS_FAULT_disk_catalog_full, 1000000, 1);
+    assert_int_equal(write_block(900, true), AS_ERR_LIMIT);
+    while (files() > 3) {
+        pass();
+    }
+    as_fault_clear();
+    assert_int_equal(write_block(900, true), AS_OK);
+    assert_false(stat_now().read_only);
+    assert_int_equal(gone, PER_SEGMENT);
+    for (uint32_t n = 901; n < 901 + 3 * PER_SEGMENT; n++) {
+        while (write_block(n, false) == AS_ERR_BUSY) {
+            pass();
+        }
+        assert_true(files() <= 3);
+    }
+    open_again(); // records of what went are still there
+    assert_int_equal(read_block(0), AS_ERR_NOT_FOUND);
+    assert_int_equal(read_block(901 + 3 * PER_SEGMENT - 1), AS_OK);
+}
+
+static void where_nothing_can_make_room_for_the_catalog_the_tier_only_reads(void **state)
+{
+    (void)state;
+    assert_int_equal(write_block(1, false), AS_OK);
+    as_fault_arm_chance(AS_FAULT_disk_catalog_full, 1000000, 1);
+    for (uint32_t n = 0; n < 8; n++) {
+        assert_false(stat_now().read_only);
+        assert_int_equal(write_block(10 + n, false), AS_ERR_LIMIT);
+    }
+    assert_true(stat_now().read_only);
+    assert_int_equal(read_block(1), AS_OK);
+}
+
 static void a_block_removed_while_it_is_written_is_never_found(void **state)
 {
     (void)state;
@@ -392,6 +432,8 @@ int main(void)
         TEST(a_failed_commit_of_many_blocks_is_one_failure),
         TEST(on_a_full_disk_the_oldest_makes_room),
         TEST(where_the_file_system_has_a_quota_the_oldest_makes_room),
+        TEST(where_the_catalog_finds_no_room_the_oldest_makes_it),
+        TEST(where_nothing_can_make_room_for_the_catalog_the_tier_only_reads),
         TEST(a_small_disk_has_small_segments),
         TEST(a_block_removed_while_it_is_written_is_never_found),
         TEST(a_full_queue_says_busy),
