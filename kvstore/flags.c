@@ -7,9 +7,12 @@
 #include <time.h>
 
 #include "common/daemon.h"
+#include "kvstore/advertise.h"
+
+#define HOST_BYTES_MAX 57 // clients take addresses of 63, with the port
 
 static struct {
-    const char *data_address, *rpc_address, *http_address, *scheduler, *name;
+    const char *data_address, *rpc_address, *http_address, *scheduler, *name, *advertise;
     const char *disk, *cluster_key, *quota_file;
     int64_t drain_us, repair_rate, repair_wait_us;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
@@ -33,6 +36,10 @@ static const as_option_t table[] = {
         "address of the gRPC admin service; port 0 picks one"),
     ROW("http-address", STRING, http_address, "127.0.0.1:0", "HOST:PORT",
         "address of /metrics, /livez and /readyz; port 0 picks one"),
+    ROW("advertise", STRING, advertise, NULL, "HOST",
+        "host under which others reach this store, where it is not that of --data-address: told "
+        "with "
+        "the ports of all three; an IPv6 address in brackets"),
     ROW("scheduler", STRING, scheduler, NULL, "HOST:PORT",
         "the scheduler to join; without one the store serves who finds it"),
     ROW("ram", BYTES, ram_bytes, "1GiB", "BYTES", "memory for blocks", .min = 65536, .max = 1e13),
@@ -101,6 +108,14 @@ static as_status_t complain(const char *flag, const char *value, const char *acc
     return AS_ERR_CONFIG;
 }
 
+static bool is_host(const char *host)
+{
+    size_t bytes = strlen(host);
+    bool bracketed = host[0] == '[' && host[bytes - 1] == ']';
+    return bytes > 0 && bytes <= HOST_BYTES_MAX && (bracketed || !strchr(host, ':')) &&
+           !kvs_is_every_interface(host);
+}
+
 // What one row of the table cannot check alone.
 static as_status_t check(void)
 {
@@ -109,6 +124,16 @@ static as_status_t check(void)
     }
     if (strlen(values.name) > 63) {
         return complain("--name", values.name, "must have at most 63 bytes");
+    }
+    if (values.advertise && !is_host(values.advertise)) {
+        return complain("--advertise", values.advertise,
+                        "must be a host alone, of at most 57 bytes, such as 10.0.0.2, [fe80::2] or "
+                        "a name: no port, and not every interface");
+    }
+    if (values.scheduler && !values.advertise && kvs_is_every_interface(values.data_address)) {
+        return complain("--data-address", values.data_address,
+                        "is every interface, which nobody can connect to: tell the others a host "
+                        "that they reach by --advertise HOST, or listen on that address alone");
     }
     return AS_OK;
 }
@@ -151,6 +176,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->http = values.http_address;
     flags_p->scheduler = values.scheduler;
     flags_p->name = values.name;
+    flags_p->advertise = values.advertise;
     flags_p->tls = common.use_tls;
     return AS_OK;
 }

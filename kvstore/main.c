@@ -10,6 +10,7 @@
 #include "common/http.h"
 #include "common/log.h"
 #include "common/memory_limit.h"
+#include "kvstore/advertise.h"
 #include "kvstore/flags.h"
 #include "proto/scheduler.pb-c.h"
 
@@ -22,6 +23,7 @@ typedef struct daemon {
     as_rpc_client_t *scheduler;
     as_http_t *http;
     kvs_report_t *report;
+    char told[3][KVS_ADDRESS_BYTES_MAX]; // addresses, as the report has them
     uint64_t drain_us;
     uint32_t signals;
 } daemon_t;
@@ -75,12 +77,18 @@ static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
     if (status != AS_OK) {
         return status;
     }
+    const char *at[3] = {kvs_store_address(daemon->store), as_rpc_server_address(daemon->server),
+                         as_http_address(daemon->http)};
+    for (int i = 0; i < 3; i++) {
+        kvs_advertise(at[i], flags->advertise, at[0], daemon->told[i]);
+    }
     const kvs_report_options_t options = {
         .store = daemon->store,
         .scheduler = daemon->scheduler,
         .name = flags->name,
-        .rpc_address = as_rpc_server_address(daemon->server),
-        .http_address = as_http_address(daemon->http),
+        .data_address = daemon->told[0],
+        .rpc_address = daemon->told[1],
+        .http_address = daemon->told[2],
     };
     return kvs_report_alloc(&options, &daemon->report);
 }

@@ -194,6 +194,24 @@ def test_a_store_on_every_interface_starts(tmp_path):
         assert ("00000000", data_port(alone.stores[0])) in listening(alone.stores[0])
 
 
+def test_a_store_on_every_interface_tells_an_address_that_others_reach(tmp_path):
+    every = ["--data-address=0.0.0.0:0", "--rpc-address=0.0.0.0:0", "--http-address=0.0.0.0:0"]
+    with Cluster(tmp_path, stores=0, workers=0) as cluster:
+        refused = subprocess.run([os.path.join(BIN, "assay-kvstore"), *cluster.link(), *every], capture_output=True,
+                                 timeout=60, text=True, check=False)
+        assert refused.returncode == 2
+        assert "which nobody can connect to" in refused.stderr and "--advertise HOST" in refused.stderr
+        store = cluster.start_store([*every, "--advertise=localhost"])
+        wait_until(lambda: cluster.stat()["nodes"], 10, "it has joined")
+        told = cluster.stat()["nodes"][0]
+        for name, port in (("data", "data_address"), ("rpc", "rpc_address"), ("http", "http_address")):
+            assert told[port] == "localhost:" + store.address[name].rsplit(":", 1)[1]
+        file = tmp_path / "file"
+        file.write_bytes(os.urandom(300000))
+        for command in (["put", str(file)], ["stat"]):
+            subprocess.run([os.path.join(BIN, "assay"), *command, *cluster.link()], check=True, timeout=60)
+
+
 def test_an_interface_that_is_not_there_is_said():
     ended = subprocess.run([os.path.join(BIN, "assay-kvstore"), "--data-address=203.0.113.7:0"], capture_output=True,
                            timeout=60, text=True, check=False)
