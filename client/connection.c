@@ -474,6 +474,14 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
         return;
     }
     if (!as_wire_check(msg->header, msg->header_bytes)) {
+        uint32_t version = as_wire_other_version(msg->header, msg->header_bytes);
+        if (version != 0) {
+            AS_WARN("client",
+                    "store %016llx at %s speaks version %u of the data plane, and this client "
+                    "version %u: update both to one release",
+                    (unsigned long long)link->store.node_id, link->store.data_address, version,
+                    AS_WIRE_VERSION);
+        }
         assay_link_fail(link, AS_ERR_PROTOCOL);
         return;
     }

@@ -164,10 +164,10 @@ static void on_hello_answered(void *ctx, as_status_t status)
 }
 
 // A peer that is denied learns nothing of the store; it is closed when it does not go by itself.
-static void deny_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
+static void deny_hello(kvs_conn_t *conn, uint64_t request)
 {
-    const as_wire_hello_reply_t reply = {
-        .head = as_wire_head(AS_WIRE_HELLO_REPLY, ask->head.request), .status = AS_WIRE_DENIED};
+    const as_wire_hello_reply_t reply = {.head = as_wire_head(AS_WIRE_HELLO_REPLY, request),
+                                         .status = AS_WIRE_DENIED};
     conn->greeted = false;
     kvs_lease_end_owner(conn->store->leases, &conn->leases);
     kvs_puts_end_conn(conn);
@@ -196,7 +196,7 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
     }
     as_status_t admitted = kvs_admit_hello(conn, ask);
     if (admitted == AS_ERR_DENIED) {
-        deny_hello(conn, ask);
+        deny_hello(conn, ask->head.request);
         return;
     }
     if (admitted != AS_OK) {
@@ -500,6 +500,25 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
     return false;
 }
 
+// Who speaks another version is told ours, in the header of an answer, and closed when it goes on.
+static void offend_by_header(kvs_conn_t *conn, const as_net_msg_t *msg)
+{
+    uint32_t version = as_wire_other_version(msg->header, msg->header_bytes);
+    if (version == 0) {
+        kvs_conn_offend(conn, "a malformed header");
+    } else if (conn->foreign) {
+        kvs_conn_close(conn);
+    } else {
+        AS_WARN("kvstore",
+                "refused a peer that speaks version %u of the data plane, and this store version "
+                "%u: update both to one release",
+                version, AS_WIRE_VERSION);
+        as_metric_add(&kvs_metrics[KVS_METRIC_PROTOCOL_ERRORS], 1);
+        conn->foreign = true;
+        deny_hello(conn, 0);
+    }
+}
+
 static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
 {
     (void)ctx;
@@ -508,7 +527,7 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         return; // refused or closed
     }
     if (!as_wire_check(msg->header, msg->header_bytes)) {
-        kvs_conn_offend(conn, "a malformed header");
+        offend_by_header(conn, msg);
         return;
     }
     uint32_t type = ((const as_wire_head_t *)msg->header)->type;

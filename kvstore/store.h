@@ -108,6 +108,7 @@ typedef struct kvs_conn {
     as_conn_t *net; // NULL once closed
     struct kvs_conn *prev, *next;
     bool greeted; // HELLO came, and it was admitted
+    bool foreign; // it speaks another version, and was told ours
     // of its token (admit.c)
     uint32_t tenant, rights, key_id;
     uint64_t until_us, accepted_us;

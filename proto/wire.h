@@ -411,6 +411,17 @@ static inline bool as_wire_check(const void *header, size_t header_bytes)
     return head.magic == AS_WIRE_MAGIC && head.version == AS_WIRE_VERSION && bytes == header_bytes;
 }
 
+// The version that a peer speaks whose header as_wire_check refused; 0: ours, or no header of this
+// protocol. All versions begin with the same magic and version.
+static inline uint32_t as_wire_other_version(const void *header, size_t header_bytes)
+{
+    as_wire_head_t head = {0};
+    if (header && header_bytes >= sizeof(head)) {
+        memcpy(&head, header, sizeof(head));
+    }
+    return head.magic == AS_WIRE_MAGIC && head.version != AS_WIRE_VERSION ? head.version : 0;
+}
+
 static inline as_wire_status_t as_wire_status_of(as_status_t status)
 {
     switch (status) {

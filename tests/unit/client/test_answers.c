@@ -8,8 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../common/capture.h"
 #include "client/client.h"
 #include "common/checksum.h"
+#include "common/log.h"
 #include "common/net_sim.h"
 #include "proto/wire.h"
 
@@ -26,6 +28,7 @@ static as_sim_t *sim;
 static as_net_t *store;
 static assay_client_t *client;
 static answer_t script[ANSWERS_MAX];
+static uint32_t spoken_version;
 static uint8_t extent[EXTENT_BYTES + HALF]; // more than there is, for who sends too much
 static uint8_t buffer[EXTENT_BYTES + HALF];
 static bool done, handed_out;
@@ -80,7 +83,9 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
                                              .keys_max = AS_WIRE_KEYS_MAX,
                                              .asks_max = 16,
                                              .ask_bytes_max = AS_WIRE_ASK_BYTES_MAX};
-        send(conn, &reply, sizeof(reply), NULL, 0);
+        as_wire_hello_reply_t spoken = reply;
+        spoken.head.version = (uint16_t)spoken_version;
+        send(conn, &spoken, sizeof(spoken), NULL, 0);
     } else if (head->type == AS_WIRE_LOCATE) {
         answer_locate(conn, head->request);
     } else if (head->type == AS_WIRE_READ) {
@@ -127,6 +132,7 @@ static int begin(void **state)
         extent[i] = (uint8_t)(i * 7 + (i >> 9));
     }
     memset(script, 0, sizeof(script));
+    spoken_version = AS_WIRE_VERSION;
     memset(buffer, 0xee, sizeof(buffer));
     done = handed_out = false;
     assert_int_equal(as_loop_alloc_sim(&loop), AS_OK);
@@ -159,7 +165,7 @@ static int end(void **state)
 static void on_located(void *ctx, uint32_t block_count)
 {
     (void)ctx;
-    assert_int_equal(block_count, 1);
+    assert_int_equal(block_count, spoken_version == AS_WIRE_VERSION);
 }
 
 static void on_layer(void *ctx, uint32_t layer)
@@ -269,6 +275,23 @@ static void a_piece_that_never_comes_is_not_waited_for_for_ever(void **state)
     assert_int_equal(FETCH({0, 0, HALF}), AS_ERR_DEADLINE);
 }
 
+static void a_store_of_another_version_is_told_as_one(void **state)
+{
+    (void)state;
+    static capture_t capture;
+    char expected[80];
+    spoken_version = AS_WIRE_VERSION + 1;
+    snprintf(expected, sizeof(expected),
+             "speaks version %u of the data plane, and this client "
+             "version %u:",
+             AS_WIRE_VERSION + 1, AS_WIRE_VERSION);
+    capture_begin(&capture);
+    as_status_t status = FETCH({0, 0, EXTENT_BYTES});
+    const char *said = capture_end(&capture);
+    assert_int_equal(status, AS_ERR_NOT_FOUND); // a miss
+    assert_non_null(strstr(said, expected));
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -284,6 +307,7 @@ int main(void)
         TEST(a_refusal_after_a_piece_ends_it),
         TEST(a_refusal_that_brings_bytes_breaks_the_protocol),
         TEST(a_piece_that_never_comes_is_not_waited_for_for_ever),
+        TEST(a_store_of_another_version_is_told_as_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

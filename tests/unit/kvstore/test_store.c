@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store fed with raw messages: every type truncated to every length and with every byte changed;
 // leases of others; allocation failures.
+#include "../common/capture.h"
 #include "raw_peer.h"
 
 // One message of each type that a client may say, as sound as it can be.
@@ -114,6 +115,31 @@ static void another_connection_cannot_use_a_lease(void **state)
     expect_nothing_held();
 }
 
+static void a_peer_of_another_version_is_told_as_one_and_told_ours(void **state)
+{
+    (void)state;
+    static capture_t capture;
+    char expected[100];
+    snprintf(expected, sizeof(expected),
+             "speaks version %u of the data plane, and this store version %u:", AS_WIRE_VERSION - 1,
+             AS_WIRE_VERSION);
+    as_wire_hello_t hello = {.head = as_wire_head(AS_WIRE_HELLO, 1), .role = AS_WIRE_CLIENT};
+    hello.head.version--;
+    connect_anew();
+    uint32_t before = answers, lost_before = lost;
+    capture_begin(&capture);
+    say(&hello, 40, NULL, 0);                      // it need not be as long as ours
+    assert_int_equal(last_status, AS_WIRE_DENIED); // in a header of ours
+    say(&hello, 40, NULL, 0);
+    const char *said = capture_end(&capture);
+    assert_int_equal(answers, before + 1);
+    assert_int_equal(lost, lost_before + 1);
+    const char *first = strstr(said, expected);
+    assert_non_null(first);
+    assert_null(strstr(first + 1, expected));
+    assert_null(strstr(said, "malformed"));
+}
+
 static void a_read_of_an_unknown_class_ends_the_connection(void **state)
 {
     (void)state;
@@ -180,6 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(every_truncated_header_ends_the_connection_and_nothing_else),
         TEST(every_changed_byte_is_survived),
+        TEST(a_peer_of_another_version_is_told_as_one_and_told_ours),
         TEST(a_read_of_an_unknown_class_ends_the_connection),
         TEST(another_connection_cannot_use_a_lease),
         TEST(a_store_whose_index_is_full_evicts_before_its_memory_is),
