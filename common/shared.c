@@ -124,7 +124,15 @@ void as_shared_free(as_shared_t *shared)
 
 as_status_t as_shared_back(const as_shared_t *shared)
 {
-    return fallocate(shared->fd, 0, 0, (off_t)shared->bytes) == 0 ? AS_OK : AS_ERR_NO_MEMORY;
+    if (fallocate(shared->fd, 0, 0, (off_t)shared->bytes) != 0) {
+        return AS_ERR_NO_MEMORY;
+    }
+    // What is only set aside counts as a hole until it is written.
+    volatile unsigned char *memory = shared->memory;
+    for (size_t at = 0; at < shared->bytes; at += (size_t)sysconf(_SC_PAGESIZE)) {
+        memory[at] = memory[at];
+    }
+    return AS_OK;
 }
 
 as_shared_name_t as_shared_name(const as_shared_t *shared)
@@ -166,6 +174,15 @@ static size_t page_of(int fd)
     return is_huge ? (size_t)system.f_bsize : (size_t)sysconf(_SC_PAGESIZE);
 }
 
+// Whether the first `bytes` have no hole: whoever reads one pays for its memory. Huge pages tell nothing of
+// holes, so of those all have to be there.
+static bool is_backed(int fd, const struct stat *file, size_t bytes)
+{
+    off_t hole = lseek(fd, 0, SEEK_HOLE);
+    return hole >= 0 && (uint64_t)hole >= bytes &&
+           (uint64_t)file->st_blocks * 512 >= (uint64_t)file->st_size;
+}
+
 // Whether it is what the name says, and stays so: its length is looked at once it can no longer shrink.
 static bool is_sound(int fd, const as_shared_name_t *name, size_t bytes, bool backed,
                      size_t *page_bytes_p)
@@ -179,7 +196,7 @@ static bool is_sound(int fd, const as_shared_name_t *name, size_t bytes, bool ba
     *page_bytes_p = page_of(fd);
     return (uint64_t)file.st_ino == name->inode && (uint64_t)file.st_dev == name->device &&
            (uint64_t)file.st_size >= bytes && (size_t)file.st_size % *page_bytes_p == 0 &&
-           (!backed || (uint64_t)file.st_blocks * 512 >= bytes);
+           (!backed || is_backed(fd, &file, bytes));
 }
 
 const void *as_shared_map(const as_shared_name_t *name, size_t bytes, bool backed, size_t *mapped_p)

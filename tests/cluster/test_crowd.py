@@ -3,17 +3,19 @@
 within a bound. Each client has a network of its own (tests/tools/crowd.c)."""
 import os
 import resource
+import subprocess
 
 import pytest
 
-from crash import FULL
+from crash import FULL, LOAD
 from crowd import RAM_MIB, SANITIZED, Crowd, metric, others_are_served, rss_kib, start
-from harness import wait_until
+from harness import END_SECONDS, wait_until
 
 CROWD = 2000 if FULL else 1100  # more than the 1024 descriptors of a usual soft limit, and UCX's usual 1024 connections
 EACH_PROCESS = 550  # a client takes eight descriptors
 BESIDE_KIB = (512 if SANITIZED else 64) * 1024  # of the process without its pool and connections
 CONNECTION_KIB = 256 if SANITIZED else 16  # measured: 3.3
+WRITERS = 24
 SECONDS = 120
 
 
@@ -85,5 +87,43 @@ def test_a_store_without_any_descriptor_listens_again_once_it_has_some(tmp_path)
     others_are_served(store, 100)
     crowd.end()
     assert len(store.log_text()) < 100000
+    assert store.end() == 0
+    store.check()
+
+
+def own_kib(store):
+    """What it has in memory but the memory of its clients, which it can only read."""
+    kib, own = 0, True
+    with open(f"/proc/{store.pid}/smaps", encoding="ascii") as lines:
+        for words in map(str.split, lines):
+            if "-" in words[0] and len(words) > 4:
+                own = not (words[1] == "r--s" and words[-2].startswith("/memfd:assay-"))
+            elif words[0] == "Rss:" and own:
+                kib += int(words[1])
+    return kib
+
+
+def test_writers_of_this_host_fill_a_store_in_bounded_memory(tmp_path):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    store = start(tmp_path, (1024, hard))
+    most_kib = RAM_MIB * 1024 + BESIDE_KIB + WRITERS * CONNECTION_KIB
+    writers = [subprocess.Popen([LOAD, "small", "put", store.address["data"], store.address["node_id"], str(first * 1000000), "1000000"],
+                                stdout=subprocess.DEVNULL) for first in range(1, WRITERS + 1)]
+    try:
+        evictions = 'evicted_blocks_total{reason="capacity"}'
+        wait_until(lambda: metric(store, evictions) > 0 and metric(store, "connections") == WRITERS, SECONDS, "all write, and it is full")
+        assert own_kib(store) < rss_kib(store) - 1024, "they share their memory"
+        for _ in range(10):
+            before = metric(store, evictions)
+            wait_until(lambda: metric(store, evictions) > before, SECONDS, "they go on")
+            assert own_kib(store) <= most_kib
+        assert all(writer.poll() is None for writer in writers)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait(END_SECONDS)
+    wait_until(lambda: metric(store, "connections") == 0, SECONDS, "the writers are gone")
+    assert rss_kib(store) <= most_kib
+    others_are_served(store, 100)
     assert store.end() == 0
     store.check()

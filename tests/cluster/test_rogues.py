@@ -137,3 +137,11 @@ def test_puts_that_are_not_what_they_say_are_refused(store):
         heard = [word for word in Rogue(store, what, os.environ).said() if word != "SHARED=0"]  # which a close may overtake
         assert heard[:1 + len(words)] == ["HELLO_REPLY=0", *words], what  # it may ask for the last word twice
     others_are_served(store, 100)
+
+
+def test_memory_that_is_not_there_is_not_shared(store):
+    before_kib = rss_kib(store)
+    heard = Rogue(store, "put_out_of_holes", os.environ).said()
+    assert heard[:6] == ["HELLO_REPLY=0", f"SHARED={NOT_FOUND}", *[f"STORED={INVALID}"] * 4], heard
+    assert rss_kib(store) - before_kib <= STANDING_KIB
+    others_are_served(store, 100)

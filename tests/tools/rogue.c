@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "common/checksum.h"
@@ -23,6 +24,7 @@
 #define LEASE_MS    60000u
 #define DEADLINE_US 60000000u
 #define LARGE_BYTES ((size_t)8 << 20)
+#define HOLES_BYTES ((size_t)32 << 20)
 #define LAST        99u // request number of the question at the end
 
 typedef struct rogue rogue_t;
@@ -296,6 +298,26 @@ static void share_twice(rogue_t *rogue)
     share(rogue, 4096, 0);
 }
 
+// The memory that it shares is not there: what a store reads of it would be made at the store's cost.
+static void put_out_of_holes(rogue_t *rogue)
+{
+    as_shared_t memory;
+    if (as_shared_alloc(&memory, 2 * HOLES_BYTES) != AS_OK) {
+        finish(rogue, "no memory");
+        return;
+    }
+    memset((uint8_t *)memory.memory + HOLES_BYTES, 1, HOLES_BYTES);
+    const as_wire_share_t share = {as_wire_head(AS_WIRE_SHARE, 7), HOLES_BYTES,
+                                   as_shared_name(&memory)};
+    say(rogue, &share, sizeof(share), NULL, 0);
+    as_wire_put_t put = put_of(rogue, LARGE_BYTES);
+    put.flags = AS_WIRE_STAGED;
+    for (; put.offset < HOLES_BYTES; put.offset += LARGE_BYTES) {
+        say_put(rogue, &put, 0);
+        put.key.bytes[0] ^= (uint8_t)(put.offset >> 20) + 1u;
+    }
+}
+
 #define SAYS(what)                                                                                 \
     {                                                                                              \
         .name = #what, .start = what                                                               \
@@ -326,6 +348,7 @@ static const act_t acts[] = {
     SAYS(share_what_is_not_its_own),
     SAYS(share_more_than_there_is),
     SAYS(share_twice),
+    SAYS(put_out_of_holes),
 };
 
 // ---- the connection

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -72,6 +73,51 @@ static void no_more_is_mapped_than_was_asked_for_and_none_that_has_holes(void **
     assert_int_equal(fallocate(shared.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096), -1);
 }
 
+static void a_hole_is_seen_whatever_else_the_file_has(void **state)
+{
+    (void)state;
+    unsigned char *memory = shared.memory;
+    memory[8192] = 1;
+    memory[4096] = 1;
+    assert_null(as_shared_map(&name, 4096, true, &mapped)); // the first page is a hole
+    memory[0] = 1;
+    const void *read = as_shared_map(&name, BYTES, true, &mapped);
+    assert_non_null(read);
+    as_shared_unmap(read, mapped);
+}
+
+// The right name of another file.
+static as_shared_name_t name_of(int fd)
+{
+    struct stat file;
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &file), 0);
+    as_shared_name_t of = name;
+    of.fd = (uint32_t)fd;
+    of.inode = (uint64_t)file.st_ino;
+    of.device = (uint64_t)file.st_dev;
+    return of;
+}
+
+// As large as as_shared_alloc makes it, but with memory behind its end in the place of its first page.
+static void memory_behind_the_end_does_not_stand_for_a_hole(void **state)
+{
+    (void)state;
+    char path[64];
+    snprintf(path, sizeof(path), "assay-%016" PRIx64 "%016" PRIx64, name.secret[0], name.secret[1]);
+    int fd = memfd_create(path, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, 8192), 0);
+    assert_int_equal(fallocate(fd, FALLOC_FL_KEEP_SIZE, 8192, 8192), 0);
+    assert_int_equal(pwrite(fd, "x", 1, 4096), 1);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE), 0);
+    as_shared_name_t other = name_of(fd);
+    const void *read = as_shared_map(&other, 8192, false, &mapped);
+    assert_non_null(read); // all else is right
+    as_shared_unmap(read, mapped);
+    assert_null(as_shared_map(&other, 8192, true, &mapped));
+    close(fd);
+}
+
 static void another_name_is_not_mapped(void **state)
 {
     (void)state;
@@ -86,19 +132,6 @@ static void another_name_is_not_mapped(void **state)
         assert_null(as_shared_map(&others[i], BYTES, false, &mapped));
     }
     assert_null(as_shared_map(&name, shared.bytes + 1, false, &mapped));
-}
-
-// The right name of a file that is not such memory.
-static as_shared_name_t name_of(int fd)
-{
-    struct stat file;
-    assert_true(fd >= 0);
-    assert_int_equal(fstat(fd, &file), 0);
-    as_shared_name_t of = name;
-    of.fd = (uint32_t)fd;
-    of.inode = (uint64_t)file.st_ino;
-    of.device = (uint64_t)file.st_dev;
-    return of;
 }
 
 static void a_file_that_can_be_made_shorter_is_not_mapped(void **state)
@@ -143,6 +176,8 @@ int main(void)
         TEST(what_is_written_is_read),
         TEST(nobody_else_makes_it_shorter_or_writes_it),
         TEST(no_more_is_mapped_than_was_asked_for_and_none_that_has_holes),
+        TEST(a_hole_is_seen_whatever_else_the_file_has),
+        TEST(memory_behind_the_end_does_not_stand_for_a_hole),
         TEST(another_name_is_not_mapped),
         TEST(a_file_that_can_be_made_shorter_is_not_mapped),
         TEST(where_other_transports_are_asked_for_it_is_not_shared),
