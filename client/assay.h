@@ -83,7 +83,7 @@ int assay_open(const assay_config_t *config, assay_t **assay_p);
 void assay_close(assay_t *assay);
 
 // keys: count times 32 bytes, a chain in order. hit_p: how many consecutive blocks from the first
-// are stored.
+// are stored, in RAM or on disk.
 int assay_exists(assay_t *assay, const uint8_t *keys, uint32_t count, uint32_t *hit_p);
 // Reads whole blocks of a chain into `buffer` (count * block bytes, block after block). hit_p: how
 // many consecutive blocks from the first are complete and checked; ASSAY_OK when that is all of

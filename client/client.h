@@ -153,7 +153,8 @@ void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer);
 // on_done with AS_ERR_CANCELLED comes from the loop, once no more bytes will be written into the
 // buffer. The fetch pointer is dead after on_done.
 void assay_fetch_cancel(assay_fetch_t *fetch);
-// Only locates, with a short lease: args needs no buffer, no layers and no on_layer. on_located
+// Only looks, without a lease: what a store has on disk only counts, and stays there. args needs no
+// buffer, no layers and no on_layer. on_located
 // says how many blocks from the first are stored; on_done follows with AS_OK.
 as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args,
                          assay_fetch_t **fetch_p) AS_MUST_USE;

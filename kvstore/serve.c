@@ -277,6 +277,15 @@ static uint64_t lease_grace_us(uint64_t lease_us)
     return lease_us / 64 + KVS_LEASE_GRACE_US;
 }
 
+// A block on disk only: found by a question without a lease, which is only a look.
+static const kvs_spec_t *look_on_disk(const kvs_locate_t *locate, uint32_t i)
+{
+    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
+    return locate->header.lease_ms == 0
+               ? kvs_tier_find(locate->conn->store, &locate->keys[i], realm)
+               : NULL;
+}
+
 // Finds the blocks and leases them; an error leaves none leased.
 static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wire_located_t *reply)
 {
@@ -287,7 +296,7 @@ static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wi
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
         kvs_expire_key(store, &locate->keys[i], realm);
         blocks[i] = kvs_index_find(store->index, &locate->keys[i], realm);
-        hits += blocks[i] != NULL;
+        hits += blocks[i] || look_on_disk(locate, i);
     }
     kvs_count(&store->counted.hits, KVS_METRIC_HITS, hits);
     kvs_count(&store->counted.misses, KVS_METRIC_MISSES, locate->header.key_count - hits);
@@ -323,8 +332,14 @@ static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *block
     uint8_t *crcs = places + locate->header.key_count * sizeof(as_wire_place_t);
     for (uint32_t i = 0; i < locate->header.key_count; i++) {
         as_wire_place_t place = {.status = AS_WIRE_NOT_FOUND};
-        if (blocks[i]) {
-            const kvs_block_t *block = blocks[i];
+        const kvs_block_t *block = blocks[i];
+        const kvs_spec_t *on_disk = block ? NULL : look_on_disk(locate, i);
+        if (on_disk) {
+            place = (as_wire_place_t){.status = AS_WIRE_OK,
+                                      .layers = on_disk->layers,
+                                      .extent_bytes = on_disk->extent_bytes,
+                                      .tokens = on_disk->tokens};
+        } else if (block) {
             place = (as_wire_place_t){
                 .status = AS_WIRE_OK,
                 .layers = block->layers,

@@ -205,7 +205,8 @@ _Static_assert(offsetof(as_wire_located_t, lease_id) == 24, "layout on the wire"
 //      8     4  bytes of an extent; layer i lies at address + i * extent bytes
 //     12     4  tokens
 //     16     8  address
-//     24     4  index of its first checksum; it has one for each layer
+//     24     4  index of its first checksum; it has one for each layer. What a look found on disk
+//               only has neither an address nor checksums
 //     28     4  0
 typedef struct as_wire_place {
     uint32_t status;

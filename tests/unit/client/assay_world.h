@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of libassay share: a scheduler and a store on a thread of their own, over real gRPC
-// and UCX, which can be held up; and a chain of blocks.
+// and UCX, which can be held up; a disk for the store, where a test wants one; and a chain of blocks.
 #ifndef ASSAY_WORLD_H
 #define ASSAY_WORLD_H
 
@@ -11,14 +11,16 @@
 #include <stddef.h>
 #include <cmocka.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/mem.h"
-#include "kvstore/kvstore.h"
+#include "kvstore/store.h"
 #include "scheduler/scheduler.h"
+#include "tests/unit/common/temporary_folder.h"
 
 #define BLOCKS 20u
 
@@ -34,6 +36,7 @@ typedef struct cluster {
     as_task_t hold;
     sem_t held, go_on;
     bool is_held;
+    char folder[TEMPORARY_FOLDER_BYTES]; // of the store's disk; "": none
 } cluster_t;
 
 static cluster_t cluster;
@@ -65,6 +68,8 @@ static inline void cluster_start(void)
     options.loop = cluster.loop;
     options.net_alloc = net_alloc;
     options.ram_bytes = 16u << 20;
+    options.disk_directory = cluster.folder[0] ? cluster.folder : NULL;
+    options.disk_bytes = 32u << 20;
     assert_int_equal(kvs_store_alloc(&options, &cluster.store), AS_OK);
     assert_int_equal(sch_scheduler_alloc(cluster.loop, &sch_options_default, &cluster.scheduler),
                      AS_OK);
@@ -130,6 +135,27 @@ static inline void cluster_drop(const uint8_t key[32])
     assert_true(was_there);
 }
 
+// So many blocks, which were put, are on the store's disk and no longer in its RAM.
+static inline void cluster_leave_on_disk(uint32_t count)
+{
+    for (uint64_t on_disk = 0; on_disk < count; sched_yield()) {
+        kvs_stat_t stat;
+        cluster_hold();
+        kvs_store_stat(cluster.store, &stat);
+        on_disk = stat.pins == 0 && stat.leases == 0 ? stat.disk_blocks : 0;
+        if (on_disk < count) {
+            cluster_go_on();
+        }
+    }
+    kvs_index_t *index = cluster.store->index;
+    for (uint32_t queue = 0; queue < KVS_QUEUES; queue++) {
+        for (kvs_block_t *block; (block = kvs_index_oldest(index, queue)) != NULL;) {
+            kvs_index_evict(index, block);
+        }
+    }
+    cluster_go_on();
+}
+
 static inline int begin(void **state)
 {
     (void)state;
@@ -156,6 +182,20 @@ static inline int end(void **state)
     assay_close(assay);
     cluster_stop();
     return 0;
+}
+
+static inline int begin_with_disk(void **state)
+{
+    temporary_folder_make(cluster.folder);
+    return begin(state);
+}
+
+static inline int end_with_disk(void **state)
+{
+    end(state);
+    int failed = temporary_folder_remove(cluster.folder);
+    cluster.folder[0] = '\0';
+    return failed;
 }
 
 static inline void fill(uint8_t *block, uint32_t index)

@@ -446,6 +446,43 @@ static void loading_is_weighed_against_computing_again(void **state)
     free(buffer);
 }
 
+static uint64_t promotions(void)
+{
+    kvs_stat_t stat;
+    cluster_hold();
+    kvs_store_stat(cluster.store, &stat);
+    cluster_go_on();
+    return stat.promotions;
+}
+
+static void what_is_on_disk_only_exists_and_stays_there(void **state)
+{
+    (void)state;
+    put_all(12);
+    cluster_leave_on_disk(12);
+    uint32_t hit = 99;
+    int32_t results[BLOCKS];
+    assert_int_equal(assay_exists(assay, keys, BLOCKS, &hit), ASSAY_OK);
+    assert_int_equal(hit, 12);
+    assay_request_t request = request_of(ASSAY_KIND_EXISTS, BLOCKS);
+    request.results = results;
+    assert_int_equal(assay_run(assay, &request, &hit), ASSAY_OK);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        assert_int_equal(results[i], i < 12 ? ASSAY_OK : ASSAY_MISS);
+    }
+    assay_prediction_t prediction = {0};
+    assert_int_equal(assay_predict(assay, &shape, keys, BLOCKS, 1e9, &prediction), ASSAY_OK);
+    assert_int_equal(prediction.hit, 12);
+    assert_int_equal(promotions(), 0);
+    uint8_t *buffer = calloc(12, block_bytes);
+    assert_int_equal(assay_get(assay, &shape, keys, 12, buffer, &hit), ASSAY_OK);
+    for (uint32_t i = 0; i < 12; i++) {
+        assert_block(buffer + i * block_bytes, i);
+    }
+    assert_int_equal(promotions(), 12);
+    free(buffer);
+}
+
 static void other_bytes_under_a_key_are_a_conflict(void **state)
 {
     (void)state;
@@ -503,6 +540,8 @@ int main(void)
         TEST(memory_is_registered_once_and_must_be_writable),
         TEST(figures_count_what_was_done),
         TEST(loading_is_weighed_against_computing_again),
+        cmocka_unit_test_setup_teardown(what_is_on_disk_only_exists_and_stays_there,
+                                        begin_with_disk, end_with_disk),
         TEST(other_bytes_under_a_key_are_a_conflict),
         TEST(what_this_version_does_not_know_is_refused),
     };
