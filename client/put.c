@@ -3,8 +3,8 @@
 //
 //   ASKING -> ENDING       of each copy
 //
-//   ASKING  the block goes out with its checksums, or lies on the stage for a store of the same host to
-//           take it. The store compares them and makes the block visible, or says that it has it
+//   ASKING  the block goes out with its checksums, in pieces where the network likes them better, or lies on
+//           the stage for a store of the same host to take it. The store compares them and makes the block visible, or says that it has it
 //           already: then the bytes of a large one are not sent. With other bytes it is a conflict.
 //   ENDING  what became of the copy is decided; it waits until the network lets go of the caller's
 //           block. Past the deadline the connection is closed, which makes it let go.
@@ -19,6 +19,7 @@
 #include "common/log.h"
 
 #define CANCEL_GRACE_US  100000u
+#define PIECES_SENDING   8u
 #define CONFLICT_TELL_US 10000000u // a line in the log at most so often
 
 typedef enum put_state { ASKING, ENDING } put_state_t;
@@ -28,9 +29,11 @@ typedef struct put_copy {
     assay_link_t *link;
     put_state_t state;
     assay_call_t *call;
-    uint64_t epoch; // of the connection that the block is sent on
-    bool sending;   // the network still refers to the block
-    bool staged;    // the store takes it from the stage, and has not answered
+    uint64_t epoch;    // of the connection that the block is sent on
+    uint32_t sending;  // messages that refer to the block and are not known to have left
+    uint64_t request;  // of its PUT
+    size_t sent_bytes; // handed to the network
+    bool staged;       // the store takes it from the stage, and has not answered
     as_status_t status;
 } put_copy_t;
 
@@ -130,7 +133,7 @@ static void on_settle(void *ctx)
 {
     assay_put_t *put = ctx;
     for (uint32_t i = 0; i < put->copy_count; i++) {
-        if (put->copies[i].state != ENDING || put->copies[i].sending) {
+        if (put->copies[i].state != ENDING || put->copies[i].sending > 0) {
             return;
         }
     }
@@ -208,7 +211,7 @@ static void on_timer(void *ctx)
         if (silent) {
             assay_link_silent(copy->link, put->began_us);
         }
-        if (copy->sending && assay_link_is(copy->link, copy->epoch)) {
+        if (copy->sending > 0 && assay_link_is(copy->link, copy->epoch)) {
             assay_link_fail(copy->link, AS_ERR_DEADLINE);
         }
     }
@@ -216,11 +219,51 @@ static void on_timer(void *ctx)
 
 // ---- writing
 
+static void on_payload_sent(void *ctx, as_status_t status);
+
+static size_t block_bytes(const assay_put_t *put)
+{
+    return put->args.shape.layers * put->extent_bytes;
+}
+
+// The next of the pieces that the block is cut into, the first with the PUT itself.
+static as_status_t send_piece(put_copy_t *copy, const void *header, size_t header_bytes)
+{
+    const assay_put_t *put = copy->put;
+    as_conn_t *conn = copy->link->conn;
+    size_t left = block_bytes(put) - copy->sent_bytes;
+    size_t piece = as_conn_piece_bytes(conn, block_bytes(put));
+    size_t bytes = left < piece ? left : piece;
+    const uint8_t *from = (const uint8_t *)put->args.block + copy->sent_bytes;
+    as_status_t status =
+        as_net_send(conn, header, header_bytes, from, bytes, on_payload_sent, copy);
+    copy->sending += status == AS_OK;
+    copy->sent_bytes += status == AS_OK ? bytes : 0;
+    return status;
+}
+
+// A few pieces wait at the network, so that little is sent in vain when the store has the block.
+static void send_pieces(put_copy_t *copy)
+{
+    as_status_t status = AS_OK;
+    while (status == AS_OK && copy->sent_bytes < block_bytes(copy->put) &&
+           copy->sending < PIECES_SENDING) {
+        const as_wire_piece_t piece = {as_wire_head(AS_WIRE_PIECE, copy->request),
+                                       copy->sent_bytes};
+        status = send_piece(copy, &piece, sizeof(piece));
+    }
+    if (copy->sending == 0 && status != AS_OK) { // nothing will bring us back here
+        copy_end(copy, status);
+    }
+}
+
 static void on_payload_sent(void *ctx, as_status_t status)
 {
-    (void)status; // a lost connection fails the call too
     put_copy_t *copy = ctx;
-    copy->sending = false;
+    copy->sending--;
+    if (status == AS_OK && copy->state == ASKING && assay_link_is(copy->link, copy->epoch)) {
+        send_pieces(copy);
+    } // a lost connection fails the call too
     as_loop_post(copy->put->client->options.loop, &copy->put->settle);
 }
 
@@ -257,15 +300,21 @@ static as_status_t send_put(assay_call_t *call)
         copy->staged = sent == AS_OK;
         return sent;
     }
-    // A copy is offered, however small: most often it is there already.
-    bool is_copy = args->extent_bytes > 0;
-    as_conn_t *conn = copy->link->conn;
-    size_t bytes = ask.layers * extent_bytes;
-    as_status_t status =
-        is_copy ? as_net_offer(conn, &ask, header_bytes, args->block, bytes, on_payload_sent, copy)
-                : as_net_send(conn, &ask, header_bytes, args->block, bytes, on_payload_sent, copy);
-    copy->sending = status == AS_OK;
-    return status;
+    copy->sent_bytes = 0;
+    copy->request = ask.head.request;
+    if (args->extent_bytes >
+        0) { // a copy is offered, however small: most often it is there already
+        as_status_t offered = as_net_offer(copy->link->conn, &ask, header_bytes, args->block,
+                                           block_bytes(put), on_payload_sent, copy);
+        copy->sending += offered == AS_OK;
+        copy->sent_bytes = block_bytes(put);
+        return offered;
+    }
+    as_status_t sent = send_piece(copy, &ask, header_bytes);
+    if (sent == AS_OK) {
+        send_pieces(copy);
+    }
+    return sent;
 }
 
 static void on_stored(void *owner, const void *header, as_net_msg_t *msg)

@@ -10,6 +10,7 @@
 #include "common/net_internal.h"
 
 // Well above any block; a length beyond it is a mistake of the caller.
+#define LINE_BYTES     64u
 #define DATA_BYTES_MAX ((size_t)1 << 40)
 
 static void check_conn(const as_conn_t *conn)
@@ -65,10 +66,13 @@ const char *as_conn_transport(const as_conn_t *conn)
     return conn->net->ops->transport(conn);
 }
 
-size_t as_conn_piece_bytes(const as_conn_t *conn)
+// Pieces of about the same size, and of whole cache lines.
+size_t as_conn_piece_bytes(const as_conn_t *conn, size_t bytes)
 {
     check_conn(conn);
-    return conn->net->ops->piece_bytes(conn);
+    size_t most = conn->net->ops->piece_bytes(conn);
+    size_t pieces = bytes / most + (bytes % most > 0);
+    return pieces > 1 ? (bytes / pieces + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES : bytes;
 }
 
 void as_conn_set_user(as_conn_t *conn, void *user)

@@ -93,9 +93,9 @@ as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_
 // loop. The pointer is dead after this call.
 void as_net_close(as_conn_t *conn);
 uint32_t as_conn_caps(const as_conn_t *conn);
-// A payload of up to so many bytes comes with its message, in the order sent, and is best taken from
-// there: what is larger is best cut. SIZE_MAX: a payload is best sent in one, however large.
-size_t as_conn_piece_bytes(const as_conn_t *conn);
+// How a payload of so many bytes is best sent: in pieces of so many, the last one shorter. Each comes with
+// its message, in the order sent, and is best taken from there. `bytes` itself: in one.
+size_t as_conn_piece_bytes(const as_conn_t *conn, size_t bytes);
 // What carries the connection, such as "tcp", "posix tcp" or "sim"; for logs and benches. Empty
 // while connecting.
 const char *as_conn_transport(const as_conn_t *conn);

@@ -48,7 +48,7 @@ typedef struct as_net_ops {
     as_status_t (*connect)(as_net_t *net, const char *address, as_conn_t **conn_p);
     void (*close)(as_conn_t *conn);
     const char *(*transport)(const as_conn_t *conn);
-    size_t (*piece_bytes)(const as_conn_t *conn);
+    size_t (*piece_bytes)(const as_conn_t *conn); // of one, at most; SIZE_MAX: nothing is cut
     as_status_t (*send)(as_conn_t *conn, const as_net_send_params_t *params);
     // NULL: net.c gathers the payload itself, in a copy
     as_status_t (*sendv)(as_conn_t *conn, const as_net_sendv_params_t *params);

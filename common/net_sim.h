@@ -29,7 +29,7 @@ void as_sim_flip(as_sim_t *sim, size_t bytes_min, uint32_t skip);
 uint64_t as_sim_flips(const as_sim_t *sim); // so far
 // Whether connections offer one-sided reads (default: yes), as on shared memory or not, as on TCP.
 void as_sim_set_onesided(as_sim_t *sim, bool onesided);
-// What as_conn_piece_bytes says (default: SIZE_MAX). A payload of up to so many bytes, if more than
+// The most that as_conn_piece_bytes says (default: SIZE_MAX). A payload of up to so many bytes, if more than
 // the 4 KiB that always do, travels with its message, and is sent once the link has taken it.
 void as_sim_set_piece_bytes(as_sim_t *sim, size_t bytes);
 // Next pseudo-random number of the simulation's own stream (for test drivers).

@@ -5,72 +5,38 @@
 //             any of them -> DEAD -> FREE                   (block: DYING, ABSENT; of STORING: SEALED)
 //   FREE -> AFFIRMING -> FREE
 //
-//   RECEIVING  the bytes of a large block come straight into the pool; the block is pinned.
+//   RECEIVING  the bytes of a large block come straight into the pool; the block is pinned. Or they come in
+//              pieces, each with its message, and are copied and summed piece by piece.
 //   CHECKING   they are summed, a bounded piece in each turn of the loop. Of a writer on the same host
 //              they still lie in its memory, and are copied and summed in one pass.
 //   STORING    a durable put: the block is visible, and on its way to disk.
 //   AFFIRMING  a durable put of a block that was here: it is answered once it is on disk.
 //   DEAD       given up (deadline, lost connection, failure); waits for callbacks that still refer to it.
 //
-// A small block comes with its message: it is copied and summed at once. `ops` counts the callbacks under
-// way; a slot is free again only when they have come.
+// How bytes arrive and are summed stands in put_arrive.c. `ops` counts the callbacks under way; a slot is
+// free again only when they have come.
 #include <string.h>
 
 #include "common/assert.h"
-#include "common/checksum.h"
 #include "common/fault.h"
 #include "common/log.h"
 #include "kvstore/disk/image.h"
-#include "kvstore/store.h"
-
-#define NONE UINT32_MAX
-
-typedef enum put_state { FREE, RECEIVING, CHECKING, STORING, AFFIRMING, DEAD } put_state_t;
-
-typedef struct put {
-    kvs_puts_t *puts;
-    put_state_t state;
-    uint32_t prev, next; // of the connection; next of the free ones
-    uint32_t ops;
-    kvs_conn_t *conn;
-    kvs_block_t *block;  // NULL when DEAD, STORING or AFFIRMING
-    uint32_t digest;     // of the key and the checksums
-    uint32_t flags;      // of PUT
-    kvs_block_t *pinned; // while the network writes to it, also when DEAD
-    uint64_t began_us, deadline_us;
-    uint64_t request;      // that is answered
-    const uint8_t *source; // while CHECKING: where the bytes lie; NULL: in the pool
-    bool queued;           // to be checked, with the next
-    struct put *check_next;
-    uint32_t checked_layers;
-    uint32_t crcs[AS_LAYERS_MAX]; // that the writer promises
-} put_t;
-
-struct kvs_puts {
-    kvs_store_t *store;
-    uint32_t max, used;
-    uint32_t unused;
-    put_t *check_first, **check_last; // those CHECKING, in order
-    as_task_t check;
-    put_t slots[];
-};
-
-static void on_check(void *ctx);
+#include "kvstore/put_impl.h"
 
 as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p)
 {
-    AS_ASSERT(max > 0 && max < NONE);
-    kvs_puts_t *puts = as_mem_zalloc(1, sizeof(*puts) + max * sizeof(put_t));
+    AS_ASSERT(max > 0 && max < KVS_PUT_NONE);
+    kvs_puts_t *puts = as_mem_zalloc(1, sizeof(*puts) + max * sizeof(kvs_put_t));
     if (!puts) {
         return AS_ERR_NO_MEMORY;
     }
-    puts->check = (as_task_t){.fn = on_check, .ctx = puts};
+    puts->check = (as_task_t){.fn = kvs_puts_on_check, .ctx = puts};
     puts->store = store;
     puts->max = max;
     puts->check_last = &puts->check_first;
     for (uint32_t i = 0; i < max; i++) {
         puts->slots[i].puts = puts;
-        puts->slots[i].next = i + 1 < max ? i + 1 : NONE;
+        puts->slots[i].next = i + 1 < max ? i + 1 : KVS_PUT_NONE;
     }
     *puts_p = puts;
     return AS_OK;
@@ -90,22 +56,22 @@ uint32_t kvs_puts_count(const kvs_puts_t *puts)
     return puts->used;
 }
 
-static uint32_t slot_of(const put_t *put)
+static uint32_t slot_of(const kvs_put_t *put)
 {
     return (uint32_t)(put - put->puts->slots);
 }
 
 // ---- their life
 
-static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t *ask)
+static kvs_put_t *slot_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t *ask)
 {
     kvs_puts_t *puts = conn->store->puts;
     uint64_t now_us = as_loop_now_us(conn->store->options.loop);
-    put_t *put = &puts->slots[puts->unused];
-    AS_ASSERT(put->state == FREE && put->ops == 0);
+    kvs_put_t *put = &puts->slots[puts->unused];
+    AS_ASSERT(put->state == KVS_PUT_FREE && put->ops == 0);
     puts->unused = put->next;
     puts->used++;
-    put->state = RECEIVING;
+    put->state = KVS_PUT_RECEIVING;
     put->conn = conn;
     put->block = block;
     put->request = ask->head.request;
@@ -114,9 +80,11 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t
     put->began_us = now_us;
     put->deadline_us = now_us + conn->store->options.reservation_us;
     put->checked_layers = 0;
-    put->prev = NONE;
+    put->arrived = 0;
+    put->crc = 0;
+    put->prev = KVS_PUT_NONE;
     put->next = conn->first_put;
-    if (put->next != NONE) {
+    if (put->next != KVS_PUT_NONE) {
         puts->slots[put->next].prev = slot_of(put);
     }
     conn->first_put = slot_of(put);
@@ -126,45 +94,28 @@ static put_t *put_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t
     return put;
 }
 
-static void free_if_dead(put_t *put)
+static void free_if_dead(kvs_put_t *put)
 {
     kvs_puts_t *puts = put->puts;
-    if (put->state != DEAD || put->ops > 0) {
+    if (put->state != KVS_PUT_DEAD || put->ops > 0) {
         return;
     }
     kvs_conn_t *conn = put->conn;
-    if (put->next != NONE) {
+    if (put->next != KVS_PUT_NONE) {
         puts->slots[put->next].prev = put->prev;
     }
-    if (put->prev != NONE) {
+    if (put->prev != KVS_PUT_NONE) {
         puts->slots[put->prev].next = put->next;
     } else {
         conn->first_put = put->next;
     }
     conn->puts--;
-    put->state = FREE;
+    put->state = KVS_PUT_FREE;
     put->conn = NULL;
     put->next = puts->unused;
     puts->unused = slot_of(put);
     puts->used--;
     kvs_conn_drop(conn);
-}
-
-static void check_forget(put_t *put)
-{
-    kvs_puts_t *puts = put->puts;
-    if (!put->queued) {
-        return;
-    }
-    put->queued = false;
-    put_t **link = &puts->check_first;
-    while (*link != put) {
-        link = &(*link)->check_next;
-    }
-    *link = put->check_next;
-    if (puts->check_last == &put->check_next) {
-        puts->check_last = link;
-    }
 }
 
 static void answer(kvs_conn_t *conn, uint64_t request, as_status_t status)
@@ -180,30 +131,29 @@ static void answer(kvs_conn_t *conn, uint64_t request, as_status_t status)
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
-// It is over, and its writer is told how.
-static void put_end(put_t *put, as_status_t status)
+void kvs_put_end(kvs_put_t *put, as_status_t status)
 {
-    if (put->state == DEAD) {
+    if (put->state == KVS_PUT_DEAD) {
         return;
     }
     kvs_conn_t *conn = put->conn;
-    check_forget(put);
+    kvs_put_check_forget(put);
     if (put->block) {
         kvs_index_doom(conn->store->index, put->block);
         put->block = NULL;
     }
-    bool affirmed = put->state == AFFIRMING && status == AS_OK;
-    put->state = DEAD;
+    bool affirmed = put->state == KVS_PUT_AFFIRMING && status == AS_OK;
+    put->state = KVS_PUT_DEAD;
     answer(conn, put->request, affirmed ? AS_ERR_EXISTS : status);
     free_if_dead(put);
 }
 
-static void put_hold(put_t *put)
+void kvs_put_hold(kvs_put_t *put)
 {
     put->ops++;
 }
 
-static void put_drop(put_t *put)
+void kvs_put_drop(kvs_put_t *put)
 {
     AS_ASSERT(put->ops > 0);
     put->ops--;
@@ -213,18 +163,18 @@ static void put_drop(put_t *put)
 void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
 {
     for (uint32_t slot = 0, left = puts->used; left > 0 && slot < puts->max; slot++) {
-        put_t *put = &puts->slots[slot];
-        if (put->state == FREE) {
+        kvs_put_t *put = &puts->slots[slot];
+        if (put->state == KVS_PUT_FREE) {
             continue;
         }
         left--;
-        if (put->state == DEAD && put->pinned &&
+        if (put->state == KVS_PUT_DEAD && put->pinned &&
             put->deadline_us + puts->store->options.stall_us <= now_us) {
             AS_WARN("kvstore", "connection closed: its peer keeps back what it has announced");
             kvs_conn_close(put->conn); // which makes the network let go
-        } else if (put->state == RECEIVING && put->deadline_us <= now_us) {
+        } else if (put->state == KVS_PUT_RECEIVING && put->deadline_us <= now_us) {
             AS_INFO("kvstore", "a put has not come whole in its time");
-            put_end(put, AS_ERR_LEASE);
+            kvs_put_end(put, AS_ERR_LEASE);
         }
     }
 }
@@ -232,44 +182,44 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
 void kvs_puts_end_conn(kvs_conn_t *conn)
 {
     kvs_puts_t *puts = conn->store->puts;
-    for (uint32_t slot = conn->first_put; slot != NONE;) {
-        put_t *put = &puts->slots[slot];
+    for (uint32_t slot = conn->first_put; slot != KVS_PUT_NONE;) {
+        kvs_put_t *put = &puts->slots[slot];
         slot = put->next;
-        put_end(put, AS_ERR_PEER_LOST);
+        kvs_put_end(put, AS_ERR_PEER_LOST);
     }
 }
 
 void kvs_puts_end_dropped(kvs_puts_t *puts)
 {
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
-        put_t *put = &puts->slots[slot];
-        left -= put->state != FREE;
-        if (put->state == FREE || !(put->flags & AS_WIRE_COPY) || !put->block) {
+        kvs_put_t *put = &puts->slots[slot];
+        left -= put->state != KVS_PUT_FREE;
+        if (put->state == KVS_PUT_FREE || !(put->flags & AS_WIRE_COPY) || !put->block) {
             continue;
         }
         const kvs_spec_t spec = kvs_index_spec(puts->store->index, put->block);
         if (kvs_drops_has(puts->store, &spec)) {
-            put_end(put, AS_ERR_NOT_FOUND);
+            kvs_put_end(put, AS_ERR_NOT_FOUND);
         }
     }
 }
 
-// ---- checking
+// ---- success
 
 static void on_stored(void *ctx, as_status_t status)
 {
-    put_t *put = ctx;
-    put_end(put, status);
-    put_drop(put);
+    kvs_put_t *put = ctx;
+    kvs_put_end(put, status);
+    kvs_put_drop(put);
 }
 
 // The block is visible; its writer waits for the disk.
-static void put_store(put_t *put, kvs_block_t *block)
+static void put_store(kvs_put_t *put, kvs_block_t *block)
 {
     kvs_store_t *store = put->conn->store;
-    check_forget(put);
-    put->state = STORING;
-    put_hold(put);
+    kvs_put_check_forget(put);
+    put->state = KVS_PUT_STORING;
+    kvs_put_hold(put);
     as_status_t status = kvs_tier_write_durable(store, block, on_stored, put);
     if (status == AS_ERR_EXISTS) {
         on_stored(put, AS_OK);
@@ -279,7 +229,7 @@ static void put_store(put_t *put, kvs_block_t *block)
     }
 }
 
-static void put_succeed(put_t *put)
+void kvs_put_succeed(kvs_put_t *put)
 {
     kvs_conn_t *conn = put->conn;
     kvs_store_t *store = conn->store;
@@ -305,97 +255,12 @@ static void put_succeed(put_t *put)
         put_store(put, block);
     } else {
         kvs_tier_write_behind(store, block);
-        put_end(put, AS_OK);
+        kvs_put_end(put, AS_OK);
     }
     kvs_store_gauge(store);
 }
 
-static uint32_t check_layer(const put_t *put, uint32_t layer)
-{
-    const kvs_block_t *block = put->block;
-    size_t bytes = block->extent_bytes;
-    void *extent = kvs_index_extent(put->puts->store->index, block, layer);
-    return put->source ? as_crc32c_copy(0, extent, put->source + layer * bytes, bytes)
-                       : as_crc32c(0, extent, bytes);
-}
-
-// Compares so many bytes, about, and ends the put after the last; returns how many.
-static uint64_t check(put_t *put, uint64_t bytes_max)
-{
-    kvs_store_t *store = put->conn->store;
-    const kvs_block_t *block = put->block;
-    uint64_t bytes = 0, extent_bytes = block->extent_bytes;
-    for (; bytes < bytes_max; bytes += extent_bytes) {
-        uint32_t layer = put->checked_layers;
-        if (layer == block->layers) {
-            put_succeed(put);
-            return bytes;
-        }
-        uint32_t crc = check_layer(put, layer);
-        if (crc != put->crcs[layer]) {
-            AS_WARN("kvstore", "put refused: layer %u has checksum %08x, promised %08x", layer, crc,
-                    put->crcs[layer]);
-            kvs_count(&store->counted.checksum_failures, KVS_METRIC_CHECKSUM_FAILURES, 1);
-            put_end(put, AS_ERR_CHECKSUM);
-            return bytes + extent_bytes;
-        }
-        put->checked_layers++;
-    }
-    return bytes;
-}
-
-static void check_queue(put_t *put)
-{
-    kvs_puts_t *puts = put->puts;
-    put->check_next = NULL;
-    put->queued = true;
-    *puts->check_last = put;
-    puts->check_last = &put->check_next;
-}
-
-static void on_check(void *ctx)
-{
-    kvs_puts_t *puts = ctx;
-    for (uint64_t bytes = 0; puts->check_first && bytes < KVS_VERIFY_BYTES_MAX;) {
-        put_t *first = puts->check_first;
-        bytes += check(first, KVS_VERIFY_BYTES_MAX - bytes);
-        if (puts->check_first == first) { // not over: the others have their turn
-            check_forget(first);
-            check_queue(first);
-        }
-    }
-    if (puts->check_first) {
-        as_loop_post(puts->store->options.loop, &puts->check);
-    }
-}
-
-// In the turns of the loop to come, one put after the other.
-static void check_soon(put_t *put)
-{
-    kvs_puts_t *puts = put->puts;
-    if (!puts->check_first) {
-        as_loop_post(puts->store->options.loop, &puts->check);
-    }
-    check_queue(put);
-}
-
 // ---- PUT
-
-static void on_received(void *ctx, as_status_t status)
-{
-    put_t *put = ctx;
-    kvs_store_t *store = put->puts->store;
-    kvs_block_t *block = put->pinned;
-    put->pinned = NULL;
-    kvs_index_unpin(store->index, block); // frees it when the put died
-    if (status != AS_OK) {
-        put_end(put, status);
-    } else if (put->state == RECEIVING) {
-        put->state = CHECKING;
-        check_soon(put);
-    }
-    put_drop(put);
-}
 
 // The block's bytes must all be there: in the payload, or in the memory that the writer shares.
 static as_status_t put_find(const kvs_conn_t *conn, const as_wire_put_t *ask,
@@ -406,12 +271,13 @@ static as_status_t put_find(const kvs_conn_t *conn, const as_wire_put_t *ask,
         return msg->data_bytes > 0 ? AS_ERR_INVALID
                                    : kvs_stage_find(conn, ask->offset, bytes, source_p);
     }
-    if (msg->data_bytes != bytes) {
+    bool is_first_piece = msg->data && msg->data_bytes < bytes;
+    if (msg->data_bytes != bytes && !is_first_piece) {
         AS_WARN("kvstore", "put refused: %zu bytes, the block has %zu", msg->data_bytes, bytes);
         return AS_ERR_INVALID;
     }
-    if (msg->data && bytes > KVS_VERIFY_BYTES_MAX) {
-        return AS_ERR_LIMIT; // our clients announce it
+    if (msg->data && msg->data_bytes > KVS_VERIFY_BYTES_MAX) {
+        return AS_ERR_LIMIT; // our clients cut it or announce it
     }
     *source_p = msg->data; // or NULL: it is to be received
     return AS_OK;
@@ -432,7 +298,7 @@ static kvs_spec_t spec_of(const kvs_store_t *store, const as_wire_put_t *ask, ui
 }
 
 static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs_spec_t *spec,
-                           put_t **put_p)
+                           kvs_put_t **put_p)
 {
     kvs_store_t *store = conn->store;
     // A connection has at most as many as it leaves to the others.
@@ -451,7 +317,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
         status = kvs_index_reserve(store->index, spec, &block);
     }
     if (status == AS_OK) {
-        put_t *put = put_take(conn, block, ask);
+        kvs_put_t *put = slot_take(conn, block, ask);
         put->digest = digest;
         memcpy(put->crcs, ask->crcs, ask->layers * sizeof(uint32_t));
         kvs_index_fill(store->index, block);
@@ -464,44 +330,30 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
 
 static void on_affirmed(void *ctx, as_status_t status)
 {
-    put_t *put = ctx;
-    put_end(put, status);
-    put_drop(put);
+    kvs_put_t *put = ctx;
+    kvs_put_end(put, status);
+    kvs_put_drop(put);
 }
 
 // The block is here; its durable writer is answered once it is on disk. AS_ERR_EXISTS: it is.
 static as_status_t affirm(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs_spec_t *spec)
 {
-    put_t *put = put_take(conn, NULL, ask);
-    put->state = AFFIRMING;
-    put_hold(put);
+    kvs_put_t *put = slot_take(conn, NULL, ask);
+    put->state = KVS_PUT_AFFIRMING;
+    kvs_put_hold(put);
     as_status_t status = kvs_tier_affirm(conn->store, spec, on_affirmed, put);
     if (status != AS_OK) {
-        put->state = DEAD;
-        put_drop(put);
+        put->state = KVS_PUT_DEAD;
+        kvs_put_drop(put);
     }
     return status == AS_ERR_NOT_FOUND ? AS_ERR_BUSY : status; // another is writing it
-}
-
-// Has the block received into the pool.
-static void put_receive(put_t *put, as_net_msg_t *msg)
-{
-    kvs_store_t *store = put->puts->store;
-    kvs_index_pin(store->index, put->block);
-    put->pinned = put->block;
-    put_hold(put);
-    as_status_t status =
-        as_net_msg_recv(msg, kvs_index_extent(store->index, put->block, 0), on_received, put);
-    if (status != AS_OK) {
-        on_received(put, status);
-    }
 }
 
 void kvs_put_serve(kvs_conn_t *conn, const as_wire_put_t *ask, uint32_t tenant, as_net_msg_t *msg)
 {
     const kvs_spec_t spec = spec_of(conn->store, ask, tenant);
     const uint8_t *source = NULL;
-    put_t *put = NULL;
+    kvs_put_t *put = NULL;
     as_status_t status = kvs_put_check(ask);
     if (status == AS_OK) {
         status = put_find(conn, ask, msg, &source);
@@ -518,24 +370,21 @@ void kvs_put_serve(kvs_conn_t *conn, const as_wire_put_t *ask, uint32_t tenant, 
     if (status != AS_OK) {
         answer(conn, ask->head.request, status);
     } else if (!source) {
-        put_receive(put, msg);
-    } else {
-        put->source = source;
-        put->state = CHECKING;
-        if (ask->flags & AS_WIRE_STAGED) {
-            check_soon(put);
-        } else { // it goes with its message
-            check(put, UINT64_MAX);
-        }
+        kvs_put_receive(put, msg);
+    } else if (ask->flags & AS_WIRE_STAGED) {
+        kvs_put_take_staged(put, source);
+    } else { // it goes with its message
+        kvs_put_take(put, source, msg->data_bytes);
     }
 }
 
 bool kvs_puts_digest(const kvs_puts_t *puts, const kvs_spec_t *spec, uint32_t *digest_p)
 {
     for (uint32_t slot = 0, left = puts->used; left > 0; slot++) {
-        const put_t *put = &puts->slots[slot];
-        left -= put->state != FREE;
-        if (put->state != FREE && put->block && kvs_block_realm(put->block) == kvs_realm_of(spec) &&
+        const kvs_put_t *put = &puts->slots[slot];
+        left -= put->state != KVS_PUT_FREE;
+        if (put->state != KVS_PUT_FREE && put->block &&
+            kvs_block_realm(put->block) == kvs_realm_of(spec) &&
             as_key_equal(&put->block->key, &spec->key)) {
             *digest_p = put->digest;
             return true;

@@ -16,7 +16,6 @@
 #include "kvstore/store.h"
 
 #define QUANTUM_BYTES (64 << 10) // of a turn, times the weight of the class
-#define LINE_BYTES    64u
 static const int64_t WEIGHTS[AS_WIRE_CLASS_COUNT] = {
     [AS_WIRE_PREFIX] = 1,
     [AS_WIRE_VERIFY] = 4,
@@ -98,14 +97,6 @@ static void on_sent(void *ctx, as_status_t status)
     kvs_conn_drop(conn);
 }
 
-// Pieces of about the same size, and of whole cache lines.
-static size_t piece_of(const kvs_conn_t *conn, size_t bytes)
-{
-    size_t most = as_conn_piece_bytes(conn->net);
-    size_t pieces = bytes / most + (bytes % most > 0);
-    return pieces > 1 ? (bytes / pieces + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES : bytes;
-}
-
 // Pins the blocks and lays out what is to be sent.
 static as_status_t gather(read_t *read, uint64_t lease_id, const as_wire_ask_t *ask)
 {
@@ -129,7 +120,7 @@ static as_status_t gather(read_t *read, uint64_t lease_id, const as_wire_ask_t *
         read->bytes += read->iov[i].bytes;
     }
     bool is_single = ask->index_count * ask->layer_count == 1;
-    read->piece_bytes = is_single ? piece_of(conn, read->bytes) : read->bytes;
+    read->piece_bytes = is_single ? as_conn_piece_bytes(conn->net, read->bytes) : read->bytes;
     return is_single || read->bytes <= AS_WIRE_ASK_BYTES_MAX ? AS_OK : AS_ERR_LIMIT;
 }
 

@@ -493,7 +493,7 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
     static const uint32_t rights[AS_WIRE_TYPE_COUNT] = {
         [AS_WIRE_LOCATE] = AS_TOKEN_READ, [AS_WIRE_READ] = AS_TOKEN_READ,
         [AS_WIRE_RENEW] = AS_TOKEN_READ,  [AS_WIRE_SHARE] = AS_TOKEN_WRITE,
-        [AS_WIRE_PUT] = AS_TOKEN_WRITE,
+        [AS_WIRE_PUT] = AS_TOKEN_WRITE,   [AS_WIRE_PIECE] = AS_TOKEN_WRITE,
     };
     as_status_t status = kvs_admit_ask(conn, rights[head->type]);
     if (status != AS_ERR_DENIED) {
@@ -509,7 +509,7 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
                                  head->request),
             .status = AS_WIRE_DENIED};
         kvs_conn_reply(conn, &reply, sizeof(reply));
-    } else { // no right to have asked for the lease that it names
+    } else if (head->type != AS_WIRE_PIECE) { // no right to have asked for the lease that it names
         kvs_conn_offend(conn, "what its token does not allow");
     }
     return false;
@@ -574,6 +574,9 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         break;
     case AS_WIRE_PUT:
         serve_put(conn, msg->header, msg);
+        break;
+    case AS_WIRE_PIECE:
+        kvs_put_piece(conn, msg->header, msg);
         break;
     default:
         kvs_conn_offend(conn, "an answer where a question belongs");

@@ -43,7 +43,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 6u
+#define AS_WIRE_VERSION 7u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
@@ -67,6 +67,7 @@ typedef enum as_wire_type {
     AS_WIRE_SHARED = 11,
     AS_WIRE_PUT = 12,
     AS_WIRE_STORED = 13,
+    AS_WIRE_PIECE = 14,
     AS_WIRE_TYPE_COUNT
 } as_wire_type_t;
 
@@ -322,8 +323,8 @@ typedef struct as_wire_result {
 } as_wire_result_t;
 _Static_assert(sizeof(as_wire_result_t) == 24, "layout on the wire");
 
-// PUT; payload: layers * extent bytes, or nothing of one that is staged. The header ends with the last
-// layer's checksum.
+// PUT; payload: layers * extent bytes, or nothing of one that is staged, or the first of the pieces that it is
+// cut into: a PIECE each brings the others. The header ends with the last layer's checksum.
 //     16    32  key
 //     48    32  parent key
 //     80    32  namespace key
@@ -363,6 +364,16 @@ _Static_assert(offsetof(as_wire_put_t, kind) == 112, "layout on the wire");
 _Static_assert(offsetof(as_wire_put_t, place) == 144, "layout on the wire");
 _Static_assert(offsetof(as_wire_put_t, crcs) == 160, "layout on the wire");
 
+// PIECE; payload: what follows in the block of a PUT. Its request number is the PUT's, whose STORED may come
+// before the last one: then what is still to come is of no use
+//     16     8  offset in the block: where the piece before has ended
+typedef struct as_wire_piece {
+    as_wire_head_t head;
+    uint64_t offset;
+} as_wire_piece_t;
+_Static_assert(sizeof(as_wire_piece_t) == 24, "layout on the wire");
+_Static_assert(offsetof(as_wire_piece_t, offset) == 16, "layout on the wire");
+
 static inline size_t as_wire_put_bytes(uint32_t layers)
 {
     return offsetof(as_wire_put_t, crcs) + layers * sizeof(uint32_t);
@@ -385,6 +396,7 @@ static inline size_t as_wire_bytes(uint32_t type)
         [AS_WIRE_SHARED] = sizeof(as_wire_result_t),
         [AS_WIRE_PUT] = offsetof(as_wire_put_t, crcs),
         [AS_WIRE_STORED] = sizeof(as_wire_result_t),
+        [AS_WIRE_PIECE] = sizeof(as_wire_piece_t),
     };
     return type < AS_WIRE_TYPE_COUNT ? bytes[type] : 0;
 }

@@ -41,7 +41,9 @@ typedef struct attack {
     as_shared_t stage; // of the attacker
     uint8_t *payloads[MESSAGES_MAX];
     uint32_t sent;
-    uint64_t last_lease; // that the store gave, so that an input can use it
+    uint64_t last_lease;
+    uint64_t
+        put; // request number of the last one // that the store gave, so that an input can use it
     bool done;
 } attack_t;
 
@@ -104,7 +106,9 @@ static bool send_next(attack_t *attack, uint64_t request)
     header_bytes = lead[0] & FLAG_SHORT ? lead[0] / 8 : header_bytes;
     size_t skip = 0;
     if (lead[0] & FLAG_SOUND_HEAD) {
-        const as_wire_head_t head = as_wire_head(type, request);
+        bool is_piece = type == AS_WIRE_PIECE; // of the last block that was put
+        attack->put = type == AS_WIRE_PUT ? request : attack->put;
+        const as_wire_head_t head = as_wire_head(type, is_piece ? attack->put : request);
         memcpy(header, &head, sizeof(head));
         skip = sizeof(head);
     }

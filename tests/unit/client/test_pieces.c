@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large extents that come in pieces: on the simulated network, where pieces overtake each other and
+// Large extents, and blocks that are put, that come in pieces: on the simulated network, where pieces overtake each other and
 // vanish, and over TCP.
 #include "tests/unit/client/world.h"
 
@@ -183,6 +183,24 @@ static void what_is_urgent_overtakes_the_rest_of_a_large_extent(void **state)
     fetch_free(&urgent);
 }
 
+// 8 MiB at 10 MB/s take 0.8 s.
+static void of_a_block_that_the_store_has_few_pieces_are_sent(void **state)
+{
+    (void)state;
+    const as_shape_t large = {1, 64, 64, 512, 64, AS_ELEMENT_F16};
+    begin(&large, 1, 256u << 10);
+    const as_sim_faults_t link = {
+        .delay_us_min = 100, .delay_us_max = 100, .bandwidth_bytes_per_s = 10000000};
+    as_sim_set_faults(world.sim, &link);
+    uint64_t began_us = as_loop_now_us(world.loop);
+    assert_int_equal(put_block(&world, 0), AS_OK);
+    uint64_t first_us = as_loop_now_us(world.loop) - began_us;
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_true(first_us > 800000);
+    assert_true(as_loop_now_us(world.loop) - began_us - first_us < first_us / 2);
+    assert_nothing_is_held(&world);
+}
+
 static void over_tcp_extents_of_any_size_are_right(void **state)
 {
     (void)state;
@@ -215,6 +233,7 @@ int main(int argc, char **argv)
         TEST(of_a_fetch_that_is_over_no_piece_is_sent_or_written),
         TEST(a_store_that_is_lost_between_two_pieces_holds_up_nothing),
         TEST(what_is_urgent_overtakes_the_rest_of_a_large_extent),
+        TEST(of_a_block_that_the_store_has_few_pieces_are_sent),
     };
     const struct CMUnitTest over_tcp[] = {TEST(over_tcp_extents_of_any_size_are_right)};
     if (argc > 1) {
