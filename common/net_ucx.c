@@ -248,13 +248,16 @@ static void tick(ucx_net_t *net)
     ucx_loop_glue_t *glue = net->glue;
     bool any = false;
     net->ticking = true;
+    ucx_batches_send(net);
     // What has ended is reported after each call: a peer that has its bytes asks for more at once,
     // and owners count what is under way.
     for (unsigned i = 0; i < PROGRESS_MAX && ucx_progress(net->worker) > 0; i++) {
         deliver(net);
+        ucx_batches_send(net);
         any = true;
     }
     any |= deliver(net);
+    ucx_batches_send(net);
     ucx_port_admit(net);
     net->ticking = false;
     if (any) {
@@ -314,6 +317,7 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
     ucx_list_init(&net->living);
     ucx_list_init(&net->dying);
     ucx_list_init(&net->inflight);
+    ucx_list_init(&net->batches);
     ucx_list_init(&net->finished);
     ucx_list_init(&net->orphans);
     ucx_list_init(&net->free_ops);

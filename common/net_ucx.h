@@ -19,9 +19,8 @@
 // UCX as orphans, which only the end of the endpoint, or of the worker, frees. A receive is left
 // alone unless the peer is gone, since the peer may yet write to its buffer.
 //
-// Life of an operation: free list -> in UCX (list `inflight` of the net) -> `finished` (queue of
-// the net)
-// -> its callback -> free list. Callbacks other than on_message run from the finished queue,
+// Life of an operation: free list -> [`batches` ->] in UCX (list `inflight` of the net) -> `finished` (queue of
+// the net) -> its callback -> free list. Callbacks other than on_message run from the finished queue,
 // outside of UCX, so that a start call never calls back and a callback may close connections.
 #ifndef AS_NET_UCX_H
 #define AS_NET_UCX_H
@@ -43,7 +42,7 @@ struct uv_stream_s;
 #define UCX_ADMITTED_MAX 32u     // at the gate at one time, for milliseconds
 #define UCX_EP_BUCKETS   1024u   // hash of connections by endpoint; a power of two
 
-enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2 };
+enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2, UCX_AM_BATCH = 3 };
 
 typedef struct ucx_net ucx_net_t;
 typedef struct ucx_socket ucx_socket_t;
@@ -57,8 +56,9 @@ typedef enum ucx_state { UCX_CONNECTING, UCX_OPEN, UCX_FAILED, UCX_REPORTED } uc
 
 typedef struct ucx_conn {
     as_conn_t head;
-    ucx_list_t link; // living or dying
-    ucx_list_t held; // operations that wait for OPEN, in order
+    ucx_list_t link;      // living or dying
+    ucx_list_t held;      // operations that wait for OPEN, in order
+    struct ucx_op *batch; // messages that leave together; NULL: none wait
     struct ucx_conn *bucket_next;
     ucx_socket_t *socket;   // of the connecting side at the data port; NULL when closed
     ucp_ep_h ep;            // NULL before and after
@@ -109,7 +109,8 @@ struct ucx_net {
     ucx_loop_glue_t *glue;
     ucx_list_t living, dying; // connections
     ucx_list_t inflight, finished, orphans, free_ops;
-    as_timer_t *grace; // runs while an endpoint is slow to close
+    ucx_list_t batches; // operations that wait to be started, one of a connection
+    as_timer_t *grace;  // runs while an endpoint is slow to close
     bool grace_runs;
     as_timer_t *nap;    // between turns when UCX cannot wake us
     ucx_list_t accepts; // connection requests, as ucx_accept_t
@@ -135,8 +136,11 @@ as_status_t ucx_resolve(const char *address, bool passive, struct sockaddr_stora
 // net_ucx_conn.c: connections and operations; net_ucx.c: progress.
 as_status_t ucx_op_take(ucx_conn_t *conn, as_net_done_fn done, void *ctx,
                         ucx_op_t **op_p) AS_MUST_USE;
-void ucx_op_drop(ucx_op_t *op);                           // undoes take: no callback
-void ucx_op_finish(ucx_op_t *op, as_status_t status);     // the callback follows from the loop
+void ucx_op_drop(ucx_op_t *op);                       // undoes take: no callback
+void ucx_op_finish(ucx_op_t *op, as_status_t status); // the callback follows from the loop
+// Takes what UCX returned at its start: done already, under way, or not started.
+as_status_t ucx_op_started(ucx_op_t *op, ucs_status_ptr_t request) AS_MUST_USE;
+void ucx_op_on_sent(void *request, ucs_status_t status, void *user_data);
 void ucx_net_kick(ucx_net_t *net);                        // there is something to do: progress soon
 void ucx_conn_fail(ucx_conn_t *conn, as_status_t status); // the connection broke
 void ucx_op_report(ucx_op_t *op);                         // calls back, now
@@ -149,6 +153,8 @@ bool ucx_conn_bury(ucx_conn_t *conn); // one step of its end; true if something 
 as_status_t ucx_connect(as_net_t *head, const char *address, as_conn_t **conn_p);
 void ucx_close(as_conn_t *head);
 const char *ucx_transport(const as_conn_t *head);
+// Where reads without the peer's processor are real: by an RDMA card.
+bool ucx_conn_has_rdma(const ucx_conn_t *conn);
 ucx_conn_t *ucx_conn_find(ucx_net_t *net, ucp_ep_h ep);
 static inline ucx_net_t *ucx_conn_net(const ucx_conn_t *conn)
 {
@@ -169,6 +175,12 @@ void ucx_port_admit(ucx_net_t *net);
 void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from);
 void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
 
+// net_ucx_batch.c
+as_status_t ucx_batch_add(ucx_conn_t *conn, const void *header, size_t header_bytes) AS_MUST_USE;
+void ucx_batch_send(ucx_conn_t *conn);
+void ucx_batch_drop(ucx_conn_t *conn); // of a connection that has ended
+void ucx_batches_send(ucx_net_t *net); // of all connections
+
 // net_ucx_send.c
 unsigned ucx_progress(ucp_worker_h worker);
 bool ucx_send_is_ours(void); // a send that fails does no harm
@@ -184,9 +196,10 @@ as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted,
 uint16_t ucx_sockaddr_port(const struct sockaddr_storage *address);
 void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 
-// net_ucx_msg.c: messages and memory.
+// net_ucx_msg.c: messages; net_ucx_mem.c: memory.
 as_status_t ucx_msg_register(ucx_net_t *net) AS_MUST_USE; // sets the worker's message handlers
 as_status_t ucx_msg_greet(ucx_conn_t *conn) AS_MUST_USE;
+as_status_t ucx_msg_start(ucx_op_t *op, unsigned am_id) AS_MUST_USE; // its header, alone
 as_status_t ucx_send(as_conn_t *conn, const as_net_send_params_t *params);
 size_t ucx_piece_bytes(const as_conn_t *conn);
 as_status_t ucx_msg_recv(as_net_msg_t *msg, void *buffer, as_net_done_fn done, void *ctx);

@@ -84,6 +84,28 @@ void ucx_op_finish(ucx_op_t *op, as_status_t status)
     ucx_net_kick(net);
 }
 
+void ucx_op_on_sent(void *request, ucs_status_t status, void *user_data)
+{
+    ucp_request_free(request);
+    ucx_op_finish(user_data, ucx_status(status));
+}
+
+as_status_t ucx_op_started(ucx_op_t *op, ucs_status_ptr_t request)
+{
+    if (UCS_PTR_IS_ERR(request)) {
+        ucs_status_t status = UCS_PTR_STATUS(request);
+        AS_DEBUG("net", "operation not started: %s", ucs_status_string(status));
+        ucx_op_drop(op);
+        return ucx_status(status);
+    }
+    if (!request) {
+        ucx_op_finish(op, AS_OK);
+    } else {
+        ucx_net_kick(ucx_conn_net(op->conn)); // UCX wants to be progressed before the loop sleeps
+    }
+    return AS_OK;
+}
+
 static as_status_t op_outcome(const ucx_op_t *op)
 {
     const ucx_conn_t *conn = op->conn;
@@ -254,6 +276,9 @@ void ucx_close(as_conn_t *head)
 {
     ucx_conn_t *conn = (ucx_conn_t *)head;
     AS_ASSERT(!conn->user_closed);
+    if (ucx_conn_alive(conn)) {
+        ucx_batch_send(conn);
+    }
     conn->user_closed = true;
     if (!conn->dying) {
         conn_set_dying(conn, true);
@@ -302,6 +327,7 @@ bool ucx_conn_bury(ucx_conn_t *conn)
     if (conn->socket) {
         ucx_socket_close(conn->socket);
     }
+    ucx_batch_drop(conn);
     while (!ucx_list_is_empty(&conn->held)) {
         ucx_op_finish(UCX_LIST_OF(conn->held.next, ucx_op_t), AS_ERR_CANCELLED);
     }
@@ -385,4 +411,10 @@ const char *ucx_transport(const as_conn_t *head)
     }
     as_mem_free(text);
     return conn->transport;
+}
+
+bool ucx_conn_has_rdma(const ucx_conn_t *conn)
+{
+    const char *transport = as_conn_transport(&conn->head);
+    return strstr(transport, "rc_") || strstr(transport, "dc_");
 }

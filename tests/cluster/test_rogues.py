@@ -127,7 +127,7 @@ def test_messages_of_other_sizes_than_they_say_harm_nobody(store):
 def test_puts_that_are_not_what_they_say_are_refused(store):
     said = {"put_again": ["STORED=0", f"STORED={EXISTS}", "open"],
             "put_with_more_than_its_bytes": [f"STORED={INVALID}", "open"],
-            "put_with_less_than_its_bytes": [f"STORED={INVALID}", "open"],
+            "put_whose_pieces_do_not_follow": [f"STORED={INVALID}", "open"],
             "put_of_too_many_layers": ["closed"],
             "put_out_of_memory_that_it_has_not_shared": [f"STORED={INVALID}", "open"],
             "share_what_is_not_its_own": [f"SHARED={NOT_FOUND}", "open"],

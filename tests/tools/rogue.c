@@ -250,10 +250,13 @@ static void put_with_more_than_its_bytes(rogue_t *rogue)
     say_put(rogue, &put, LARGE_BYTES);
 }
 
-static void put_with_less_than_its_bytes(rogue_t *rogue)
+static void put_whose_pieces_do_not_follow(rogue_t *rogue)
 {
-    const as_wire_put_t put = put_of(rogue, LARGE_BYTES);
+    as_wire_put_t put = put_of(rogue, LARGE_BYTES);
+    put.key = numbered_key(BLOCKS + 1); // that nobody has put
+    const as_wire_piece_t again = {as_wire_head(AS_WIRE_PIECE, 6), 0};
     say_put(rogue, &put, 4096);
+    say(rogue, &again, sizeof(again), rogue->large, 4096);
 }
 
 static void put_of_too_many_layers(rogue_t *rogue)
@@ -342,7 +345,7 @@ static const act_t acts[] = {
     SAYS(answer_in_place_of_a_question),
     SAYS(put_again),
     SAYS(put_with_more_than_its_bytes),
-    SAYS(put_with_less_than_its_bytes),
+    SAYS(put_whose_pieces_do_not_follow),
     SAYS(put_of_too_many_layers),
     SAYS(put_out_of_memory_that_it_has_not_shared),
     SAYS(share_what_is_not_its_own),

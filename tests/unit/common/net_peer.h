@@ -88,8 +88,12 @@ static void peer_sent(void *ctx, as_status_t status)
 static void peer_received(void *ctx, as_status_t status)
 {
     peer_reply_t *reply = ctx;
-    if (status != AS_OK || as_net_send(reply->conn, &reply->ask, sizeof(reply->ask), reply->bytes,
-                                       reply->count, peer_sent, reply) != AS_OK) {
+    if (status == AS_OK && reply->count == 0 &&
+        as_net_send(reply->conn, &reply->ask, sizeof(reply->ask), NULL, 0, NULL, NULL) == AS_OK) {
+        peer_sent(reply, AS_OK);
+    } else if (status != AS_OK ||
+               as_net_send(reply->conn, &reply->ask, sizeof(reply->ask), reply->bytes, reply->count,
+                           peer_sent, reply) != AS_OK) {
         peer_sent(reply, status);
     }
 }

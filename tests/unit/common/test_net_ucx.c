@@ -43,6 +43,43 @@ static void a_thousand_small_messages_arrive_in_order(void **state)
     }
 }
 
+// What is sent without a payload may wait for others.
+static void ask_small(const client_t *client, uint32_t what, uint32_t id)
+{
+    const ask_t ask = {what, id, 0};
+    assert_int_equal(as_net_send(client->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL), AS_OK);
+}
+
+static void messages_with_and_without_payload_keep_their_order(void **state)
+{
+    client_t *client = *state;
+    enum { COUNT = 900, EACH = 1000 };
+    unsigned char out[EACH];
+    fill(out, EACH);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        if (i % 70 == 69) {
+            assert_int_equal(client_ask(client, (ask_t){ASK_DROP, i, 0}, out, EACH), AS_OK);
+        } else {
+            ask_small(client, ASK_ECHO, i);
+        }
+    }
+    RUN_UNTIL(client, client->received == COUNT);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        assert_int_equal(client->ids[i], i);
+    }
+}
+
+static void what_is_said_before_a_close_is_heard(void **state)
+{
+    client_t *client = *state;
+    for (uint32_t i = 0; i < 40; i++) {
+        ask_small(client, ASK_ECHO, i);
+    }
+    ask_small(client, ASK_CLOSE, 40); // the peer closes before its answers have left
+    RUN_UNTIL(client, client->lost == 1);
+    assert_int_equal(client->received, 40);
+}
+
 static void many_large_messages_in_flight_all_arrive(void **state)
 {
     client_t *client = *state;
@@ -292,6 +329,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         NET_TEST(a_payload_of_any_size_comes_back_the_same),
         NET_TEST(a_thousand_small_messages_arrive_in_order),
+        NET_TEST(messages_with_and_without_payload_keep_their_order),
+        NET_TEST(what_is_said_before_a_close_is_heard),
         NET_TEST(many_large_messages_in_flight_all_arrive),
         NET_TEST(what_is_offered_and_not_taken_is_done_for_its_sender),
         NET_TEST(a_payload_that_is_not_taken_is_dropped),
