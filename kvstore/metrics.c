@@ -87,6 +87,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
         GAUGE("disk_failures", "Reads and writes that failed since the start"),
     [KVS_METRIC_DISK_CORRUPT] =
         GAUGE("disk_corrupt_blocks", "Blocks whose bytes were not what was promised"),
+    [KVS_METRIC_DISK_CATALOG_FAULTS] = GAUGE(
+        "disk_catalog_faults", "Damage of the catalog found at the start, and records of no block"),
     [KVS_METRIC_DISK_DROPPED] =
         GAUGE("disk_dropped_blocks", "Blocks that went with the oldest segment"),
     [KVS_METRIC_DISK_READ_ONLY] =

@@ -38,12 +38,17 @@
 #define LOG_HEADER   5 // RocksDB's InfoLogLevel::HEADER_LEVEL, which C does not name
 #define WRITE_BUFFER (8u << 20)
 #define FILES_MAX    256
+// How RocksDB reads its log at the start (WALRecoveryMode): it is whole or an error; or whatever is sound,
+// also behind what is not.
+#define LOG_IS_WHOLE  1
+#define LOG_ALL_SOUND 3
 
 struct kvs_catalog {
     char path[4096];
     rocksdb_t *db;   // NULL: it could not be opened again
     bool tried;      // to, since the last commit
     as_status_t why; // it is closed
+    uint32_t faults; // found so far
     rocksdb_options_t *options;
     rocksdb_column_family_handle_t *families[2]; // default, blocks
     rocksdb_readoptions_t *read;
@@ -183,16 +188,27 @@ static bool is_damage(const char *error)
 }
 
 // AS_ERR_CHECKSUM: it is damaged.
-static as_status_t database_open(kvs_catalog_t *catalog)
+static as_status_t try_open(kvs_catalog_t *catalog, int log_recovery)
 {
     const char *names[2] = {"default", "blocks"};
     const rocksdb_options_t *both[2] = {catalog->options, catalog->options};
     char *error = NULL;
+    rocksdb_options_set_wal_recovery_mode(catalog->options, log_recovery);
     catalog->db = rocksdb_open_column_families(catalog->options, catalog->path, 2, names, both,
                                                catalog->families, &error);
     bool damaged = error && is_damage(error);
+    catalog->faults += damaged;
     as_status_t status = told(error, catalog->path);
     return damaged ? AS_ERR_CHECKSUM : status;
+}
+
+// By itself RocksDB leaves out all that its log has behind a byte that is damaged, and tells nobody. Records
+// stand each for itself, so those behind it are taken too, and the damage is told; so is an end that a power
+// cut tore, which looks the same.
+static as_status_t database_open(kvs_catalog_t *catalog)
+{
+    as_status_t status = try_open(catalog, LOG_IS_WHOLE);
+    return status == AS_ERR_CHECKSUM ? try_open(catalog, LOG_ALL_SOUND) : status;
 }
 
 static void database_close(kvs_catalog_t *catalog)
@@ -313,8 +329,14 @@ uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const 
     char *error = NULL;
     rocksdb_iter_get_error(at, &error);
     *damaged_p = told(error, "reading the catalog, what could be read is used") != AS_OK;
+    catalog->faults += *damaged_p;
     rocksdb_iter_destroy(at);
     return unsound;
+}
+
+uint32_t kvs_catalog_faults(const kvs_catalog_t *catalog)
+{
+    return catalog->faults;
 }
 
 // After a write that failed RocksDB takes no other until it is opened anew: a full disk or one that

@@ -31,6 +31,8 @@ void kvs_catalog_close(kvs_catalog_t *catalog); // NULL is fine
 // cannot be read to its end *damaged_p is set: renew it then.
 uint64_t kvs_catalog_each(kvs_catalog_t *catalog, void (*each)(void *ctx, const kvs_record_t *),
                           void *ctx, bool *damaged_p);
+// How often it was found damaged so far.
+uint32_t kvs_catalog_faults(const kvs_catalog_t *catalog);
 // Puts it aside and begins an empty one, into which the caller puts what it knows.
 as_status_t kvs_catalog_renew(kvs_catalog_t *catalog) AS_MUST_USE;
 // Writes and deletes gathered, then made at once; `sync`: on disk before it returns. AS_ERR_LIMIT: the

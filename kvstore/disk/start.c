@@ -130,6 +130,7 @@ static as_status_t find_blocks(kvs_disk_t *disk)
     if (damaged && status != AS_OK) {
         return status;
     } // else logged; they are found again at the next start
+    disk->stat.catalog_faults = kvs_catalog_faults(catalog) + unsound + found.lost;
     AS_INFO("disk", "%llu blocks in %u segments of %s; %llu records were lost, %llu unsound",
             (unsigned long long)disk->stat.blocks, disk->segment_count, disk->options.directory,
             (unsigned long long)found.lost, (unsigned long long)unsound);

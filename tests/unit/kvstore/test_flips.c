@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bytes flipped at random in a store's memory, in its segment files and on the wire: each is found, by
 // the count of who found it, none is handed out, and where there is another copy the block comes from
-// there. So many in the files of its catalog cost blocks, not all of them, and nothing else. 10,000 with
+// there. Those in the files of its catalog, one before a start, cost blocks, not all of them, and nothing
+// else; the store tells of each, or it hit what nobody reads. 10,000 beside the catalog's with
 // ASSAY_TEST_FULL=1, else some hundreds; ASSAY_TEST_SEED repeats a run.
 #include "../client/disk_world.h"
 
@@ -18,8 +19,10 @@
 #define COPIES      2u
 
 static uint64_t seed, state_of_chance;
-static uint32_t share; // of the flips that this run makes: 1 of so many
+static uint32_t share;  // of the flips that this run makes: 1 of so many
+static uint32_t starts; // with one in the catalog before each, which take longer
 static uint32_t flips_scrubbed, flips_asked, flips_with_a_copy, flips_on_the_wire; // all found
+static uint32_t flips_in_catalog; // told of, or without effect
 
 static uint32_t chance(uint32_t below)
 {
@@ -201,39 +204,102 @@ static void flip_in_catalog(void)
     }
 }
 
-// Whatever the catalog says after them, the store starts, and what it gives is right; one of them does not
-// cost everything.
-static void flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
+// What became of flips, one before a start.
+typedef struct tally {
+    uint32_t cost;   // blocks, and the store told
+    uint32_t healed; // it told, and has all blocks
+    uint32_t dead;   // nobody reads what was there: it has all blocks, and each is right
+    uint32_t kept, of;
+} tally_t;
+
+static void open_with_catalog(world_options_t *options)
+{
+    *options = disk_world_options(8u << 20);
+    world_open(&world, options);
+    world.durable = true;
+}
+
+// All blocks are there; bytes of the catalog flip while the store is down. Whatever it says then, the store
+// starts, and it knows when something may be missing. How many blocks it says that it has.
+static uint32_t start_after_flips(const world_options_t *options, uint32_t flips)
+{
+    for (uint32_t n = 0; n < BLOCKS; n++) {
+        as_status_t status = put_block(&world, n);
+        assert_true(status == AS_OK || status == AS_ERR_EXISTS);
+    }
+    assert_int_equal(disk_stat().blocks, BLOCKS);
+    kvs_store_free(world.stores[0]);
+    world.stores[0] = NULL;
+    for (uint32_t i = 0; i < flips; i++) {
+        flip_in_catalog();
+    }
+    assert_int_equal(world_store_start(&world, 0, &options->store), AS_OK);
+    world_tell_stores(&world);
+    uint32_t kept = (uint32_t)disk_stat().blocks;
+    assert_true(kept == BLOCKS || disk_stat().catalog_faults > 0);
+    return kept;
+}
+
+static void note(tally_t *tally, uint32_t kept)
+{
+    bool told = disk_stat().catalog_faults > 0;
+    tally->cost += kept < BLOCKS;
+    tally->healed += kept == BLOCKS && told;
+    tally->dead += kept == BLOCKS && !told;
+    tally->kept += kept;
+    tally->of += BLOCKS;
+}
+
+// What lies behind the flip in its file is gone, which is half or so. A store that kept nothing fails.
+static void check_tally(const tally_t *tally, uint32_t flips)
+{
+    printf("%u flips in the catalog: %u cost blocks and were told of, %u were told of and healed, "
+           "%u hit what "
+           "nobody reads; %u of %u blocks were kept\n",
+           flips, tally->cost, tally->healed, tally->dead, tally->kept, tally->of);
+    assert_int_equal(tally->cost + tally->healed + tally->dead, flips);
+    assert_true(tally->kept > tally->of / 8);
+}
+
+// How many of the blocks read back; each that does not is a miss.
+static uint32_t blocks_read(void)
+{
+    uint32_t right = 0, missing = 0;
+    for (uint32_t n = 0; n < BLOCKS; n++) { // what is handed out is compared there
+        as_status_t status = fetch_chain(&world, (fetch_ask_t){.first = n, .count = 1}).status;
+        right += status == AS_OK;
+        missing += status == AS_ERR_NOT_FOUND;
+    }
+    assert_int_equal(right + missing, BLOCKS);
+    return right;
+}
+
+static void a_flip_in_the_catalog_costs_blocks_at_most_and_is_told_of(void **state)
 {
     (void)state;
-    world_options_t options = disk_world_options(8u << 20);
-    world_open(&world, &options);
-    world.durable = true;
-    uint32_t flips = 0, starts = 0, kept[FLIPS_START + 1] = {0}, of[FLIPS_START + 1] = {0};
-    for (; flips < 2000 / share; starts++) {
-        for (uint32_t n = 0; n < BLOCKS; n++) {
-            as_status_t status = put_block(&world, n);
-            assert_true(status == AS_OK || status == AS_ERR_EXISTS);
-        }
-        kvs_store_free(world.stores[0]);
-        world.stores[0] = NULL;
-        uint32_t some = starts % 4 == 0 ? 1 : 1 + chance(FLIPS_START);
-        for (uint32_t i = 0; i < some; i++, flips++) {
-            flip_in_catalog();
-        }
-        of[some] += BLOCKS;
-        assert_int_equal(world_store_start(&world, 0, &options.store), AS_OK);
-        world_tell_stores(&world);
-        for (uint32_t n = 0; n < BLOCKS; n++) { // what is handed out is compared there
-            kept[some] +=
-                fetch_chain(&world, (fetch_ask_t){.first = n, .count = 1}).status == AS_OK;
-        }
-        assert_int_equal(stat_now().disk_blocks, stat_now().blocks);
+    world_options_t options;
+    tally_t tally = {0};
+    open_with_catalog(&options);
+    for (; flips_in_catalog < starts; flips_in_catalog++) {
+        uint32_t kept = start_after_flips(&options, 1);
+        note(&tally, kept);
+        assert_int_equal(blocks_read(), kept);
     }
-    for (uint32_t i = 1; i <= FLIPS_START; i++) {
-        printf("%u flips before a start: %u of %u blocks were kept\n", i, kept[i], of[i]);
+    check_tally(&tally, flips_in_catalog);
+    world_close(&world);
+}
+
+static void many_flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
+{
+    (void)state;
+    world_options_t options;
+    open_with_catalog(&options);
+    for (uint32_t flips = 0; flips < 2 * starts;) {
+        uint32_t some = 2 + chance(FLIPS_START - 1);
+        flips += some;
+        uint32_t kept = start_after_flips(&options, some);
+        assert_int_equal(blocks_read(), kept);
     }
-    assert_true(kept[1] > of[1] / 4); // half or so: what is behind the flip in the file is gone
     world_close(&world);
 }
 
@@ -307,16 +373,22 @@ static void a_flip_in_the_memory_of_one_store_costs_nothing_where_there_is_a_cop
     }
 }
 
-static void a_flip_in_a_segment_costs_nothing_where_there_is_a_copy(void **state)
+// The second of two, for copies.
+static void add_store_without_disk(world_options_t options)
 {
-    (void)state;
-    world_options_t options = disk_world_options(8u << 20);
-    world_open(&world, &options);
     options.store.disk_directory = NULL;
     assert_int_equal(world_store_start(&world, 1, &options.store), AS_OK);
     world.store_count = COPIES;
     world_tell_stores(&world);
     assay_client_set_replicas(world.client, COPIES);
+}
+
+static void a_flip_in_a_segment_costs_nothing_where_there_is_a_copy(void **state)
+{
+    (void)state;
+    world_options_t options = disk_world_options(8u << 20);
+    world_open(&world, &options);
+    add_store_without_disk(options);
     world.durable = true;
     put_chain(&world, BLOCKS);
     uint64_t on_disk[AS_RUN_BLOCKS];
@@ -333,6 +405,31 @@ static void a_flip_in_a_segment_costs_nothing_where_there_is_a_copy(void **state
         assert_int_equal(disk_stat().corrupt_blocks, corrupt + 1);
         assert_int_equal(put_block(&world, n), AS_OK); // to the one that has lost it
     }
+    world_close(&world);
+}
+
+// What the catalog of one store has lost comes from the other: every block.
+static void a_flip_in_a_catalog_costs_nothing_where_there_is_a_copy(void **state)
+{
+    (void)state;
+    world_options_t options;
+    tally_t tally = {0};
+    open_with_catalog(&options);
+    add_store_without_disk(options);
+    uint64_t on_disk[BLOCKS];
+    for (uint32_t i = 0; i < starts; i++, flips_in_catalog++) {
+        uint32_t kept = start_after_flips(&options, 1);
+        note(&tally, kept);
+        for (uint32_t n = 0; n < BLOCKS; n++) {
+            on_disk[n] = kvs_store_node_id(world.stores[0]);
+        }
+        int64_t rescued = metric(ASSAY_METRIC_RESCUED);
+        fetch_result_t result =
+            fetch_chain(&world, (fetch_ask_t){.count = BLOCKS, .node_ids = on_disk});
+        assert_int_equal(result.status, AS_OK);
+        assert_int_equal(metric(ASSAY_METRIC_RESCUED) - rescued, BLOCKS - kept);
+    }
+    check_tally(&tally, starts);
     world_close(&world);
 }
 
@@ -410,6 +507,7 @@ static void they_were_ten_thousand(void **state)
     assert_true(flips_asked >= 500 / share);
     assert_int_equal(flips_with_a_copy, 3 * (500 / share));
     assert_int_equal(flips_on_the_wire, 3 * (1000 / share));
+    assert_int_equal(flips_in_catalog, 2 * starts);
     uint32_t all = flips_scrubbed + flips_asked + flips_with_a_copy + flips_on_the_wire;
     assert_true(share > 1 || all >= 10000);
 }
@@ -421,13 +519,16 @@ int main(void)
     const char *given = getenv("ASSAY_TEST_SEED");
     seed = given ? strtoull(given, NULL, 10) : 1;
     share = getenv("ASSAY_TEST_FULL") ? 1 : getenv("ASSAY_TEST_SANITIZED") ? 50 : 20;
+    starts = share == 1 ? 1000 : 400 / share;
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         TEST(flips_in_ram_and_in_segments_are_all_found_and_mended),
         TEST(flips_in_segments_are_found_when_a_block_is_asked_for),
-        TEST(flips_in_the_catalog_cost_blocks_and_nothing_else),
+        TEST(a_flip_in_the_catalog_costs_blocks_at_most_and_is_told_of),
+        TEST(many_flips_in_the_catalog_cost_blocks_and_nothing_else),
         TEST(a_flip_in_the_memory_of_one_store_costs_nothing_where_there_is_a_copy),
         TEST(a_flip_in_a_segment_costs_nothing_where_there_is_a_copy),
+        TEST(a_flip_in_a_catalog_costs_nothing_where_there_is_a_copy),
         TEST(a_flip_in_an_extent_on_the_wire_is_found_and_the_other_copy_read),
         TEST(a_flip_in_a_block_on_its_way_to_a_store_is_found_there),
         TEST(where_every_payload_is_flipped_nothing_is_stored_or_read),
