@@ -505,6 +505,7 @@ static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRe
     reply.handed_blocks = stat.handed_blocks;
     reply.handed_bytes = stat.handed_bytes;
     reply.kept_blocks = stat.kept_blocks;
+    reply.on_disk_blocks = stat.on_disk_blocks;
     reply.pinned_blocks = stat.pinned_blocks;
     reply.handed_pins = stat.handed_pins;
     closure(&reply, closure_data);

@@ -43,6 +43,7 @@ struct kvs_drain {
     phase_t phase;
     kvs_drain_stat_t stat;
     as_timer_t *timer;
+    uint8_t *placed; // by id of the index: other stores have it
     uint32_t *order; // ids of the index; of the disk, places in the tier
     uint32_t count, next;
     uint32_t again; // of this round: the first so many of `order` are to be tried again
@@ -114,11 +115,14 @@ static as_status_t order_make(kvs_drain_t *drain)
     used_t *blocks = as_mem_alloc(kvs_index_count(index, KVS_SEALED) * sizeof(used_t) + 1);
     uint8_t *is_in = as_mem_zalloc(all, 1);
     drain->order = as_mem_alloc(kvs_index_count(index, KVS_SEALED) * sizeof(uint32_t) + 1);
-    as_status_t status = blocks && is_in && drain->order ? AS_OK : AS_ERR_NO_MEMORY;
+    drain->placed = drain->placed ? drain->placed : as_mem_zalloc(all, 1);
+    bool has_room = blocks && is_in && drain->order && drain->placed;
+    as_status_t status = has_room ? AS_OK : AS_ERR_NO_MEMORY;
     for (uint32_t id = 0; status == AS_OK && id < all; id++) {
         const kvs_block_t *block = kvs_index_at(index, id);
         if (is_wanted(block) && (!drain->listing_late || block->sealed_us >= drain->handing_us)) {
             blocks[count++] = (used_t){id, block->used, block->guard};
+            drain->placed[id] = 0;
             drain->stat.bytes += kvs_block_bytes(block);
             drain->stat.pinned_blocks += block->guard != KVS_GUARD_NONE;
         }
@@ -150,6 +154,23 @@ static void on_left(void *ctx)
     }
 }
 
+// Of the blocks in RAM; `ending`: of which no other store and not the disk, now or soon, has a copy.
+static uint64_t count_ram(const kvs_drain_t *drain, bool ending)
+{
+    const kvs_store_t *store = drain->store;
+    uint64_t count = 0;
+    for (uint32_t id = 0; id < kvs_index_blocks_max(store->index); id++) {
+        const kvs_block_t *block = kvs_index_at(store->index, id);
+        if (is_wanted(block)) {
+            const kvs_spec_t spec = kvs_index_spec(store->index, block);
+            uint32_t unused;
+            bool is_placed = drain->placed && drain->placed[id];
+            count += !ending || !(is_placed || kvs_tier_digest(store, &spec, &unused));
+        }
+    }
+    return count;
+}
+
 static void part(kvs_drain_t *drain, const char *why)
 {
     if (drain->phase >= PARTING) {
@@ -161,12 +182,16 @@ static void part(kvs_drain_t *drain, const char *why)
     stat->running = false;
     stat->took_us = drain->parting_us - drain->began_us;
     uint64_t done = stat->handed_blocks + stat->kept_blocks;
+    uint64_t left = stat->blocks > done ? stat->blocks - done : 0;
+    uint64_t ending = count_ram(drain, true);
+    stat->on_disk_blocks = left > ending ? left - ending : 0;
     AS_INFO("drain",
             "%s after %llu ms: of %llu blocks %llu were handed over, %llu had copies, "
-            "%llu end with this store",
+            "%llu stay on its disk, %llu end with this store",
             why, (unsigned long long)stat->took_us / 1000, (unsigned long long)stat->blocks,
             (unsigned long long)stat->handed_blocks, (unsigned long long)stat->kept_blocks,
-            (unsigned long long)(stat->blocks > done ? stat->blocks - done : 0));
+            (unsigned long long)stat->on_disk_blocks,
+            (unsigned long long)(left - stat->on_disk_blocks));
     if (stat->handed_pins < stat->pinned_blocks) {
         AS_WARN("drain", "of %llu pinned blocks only %llu are pinned at other stores now",
                 (unsigned long long)stat->pinned_blocks, (unsigned long long)stat->handed_pins);
@@ -238,6 +263,7 @@ static void on_pushed(void *ctx, kvs_block_t *block, as_status_t status, uint32_
     }
     bool is_kept = status == AS_OK || status == AS_ERR_EXISTS;
     stat->handed_pins += is_kept && block->guard != KVS_GUARD_NONE;
+    drain->placed[kvs_index_id(store->index, block)] = is_kept;
     if (drain->again == again) {
         drain->progress_us = now(drain);
     }
@@ -450,7 +476,7 @@ static void hand_begin(kvs_drain_t *drain)
     drain->phase = HANDING;
     drain->progress_us = drain->handing_us = now(drain);
     if (kvs_peers_others(store) == 0) {
-        drain->stat.blocks = kvs_index_count(store->index, KVS_SEALED);
+        drain->stat.blocks = count_ram(drain, false);
         part(drain, "there is no other store to hand blocks to; ended");
     } else if (order_make(drain) != AS_OK) {
         part(drain, "no memory for the list of blocks; ended");
@@ -516,6 +542,7 @@ void kvs_drain_free(kvs_store_t *store)
         as_timer_free(drain->timer);
         as_mem_free(drain->image);
         as_mem_free(drain->order);
+        as_mem_free(drain->placed);
         as_mem_free(drain);
         store->drain = NULL;
     }

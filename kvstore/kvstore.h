@@ -134,6 +134,7 @@ typedef struct kvs_drain_stat {
     uint64_t blocks, bytes; // to hand over, when it began
     uint64_t handed_blocks, handed_bytes;
     uint64_t kept_blocks;                // of which other stores had copies enough
+    uint64_t on_disk_blocks;             // once it is over: of the others, those on its own disk
     uint64_t pinned_blocks, handed_pins; // by operators; pinned there now
 } kvs_drain_stat_t;
 

@@ -42,7 +42,7 @@ static const as_option_t table[] = {
 static const as_options_t options = {
     .program = "assay drain",
     .summary = "Has a store hand its blocks to the other stores, and end. Exits with 1 where some "
-               "blocks ended with it.",
+               "blocks ended with it; with --disk also where some are on its disk only.",
     .usage = "[OPTIONS] NODE   (its name, node id or data address, as `assay stat` shows them)",
     .table = table,
     .count = sizeof(table) / sizeof(table[0]),
@@ -110,19 +110,39 @@ static uint64_t left_of(const Assay__StoreDrainReply *reply)
     return reply->blocks > done ? reply->blocks - done : 0;
 }
 
+// Of those that are left, once it is over.
+static uint64_t on_disk_of(const Assay__StoreDrainReply *reply)
+{
+    uint64_t left = left_of(reply);
+    return reply->on_disk_blocks < left ? reply->on_disk_blocks : left;
+}
+
+static void print_rest(const Assay__StoreDrainReply *reply)
+{
+    uint64_t left = left_of(reply), on_disk = on_disk_of(reply);
+    if (!reply->is_over) {
+        printf("%" PRIu64 " to go\n", left);
+        return;
+    }
+    if (on_disk > 0) {
+        printf("%" PRIu64 " are on its disk for its next start, ", on_disk);
+    }
+    printf("%" PRIu64 " ended with it\n", left - on_disk);
+}
+
 static void print(const Assay__NodeStat *node, const Assay__StoreDrainReply *reply)
 {
     const char *name = node->name[0] ? node->name : node->data_address;
     if (as_json) {
-        json_t *object =
-            json_pack("{s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store", name,
-                      "running", reply->running, "is_over", reply->is_over, "took_us",
-                      (json_int_t)reply->took_us, "blocks", (json_int_t)reply->blocks, "bytes",
-                      (json_int_t)reply->bytes, "handed_blocks", (json_int_t)reply->handed_blocks,
-                      "handed_bytes", (json_int_t)reply->handed_bytes, "kept_blocks",
-                      (json_int_t)reply->kept_blocks, "left_blocks", (json_int_t)left_of(reply),
-                      "pinned_blocks", (json_int_t)reply->pinned_blocks, "handed_pins",
-                      (json_int_t)reply->handed_pins);
+        json_t *object = json_pack(
+            "{s:s, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "store", name,
+            "running", reply->running, "is_over", reply->is_over, "took_us",
+            (json_int_t)reply->took_us, "blocks", (json_int_t)reply->blocks, "bytes",
+            (json_int_t)reply->bytes, "handed_blocks", (json_int_t)reply->handed_blocks,
+            "handed_bytes", (json_int_t)reply->handed_bytes, "kept_blocks",
+            (json_int_t)reply->kept_blocks, "left_blocks", (json_int_t)left_of(reply),
+            "on_disk_blocks", (json_int_t)on_disk_of(reply), "pinned_blocks",
+            (json_int_t)reply->pinned_blocks, "handed_pins", (json_int_t)reply->handed_pins);
         json_dumpf(object, stdout, JSON_INDENT(2));
         putchar('\n');
         json_decref(object);
@@ -130,11 +150,11 @@ static void print(const Assay__NodeStat *node, const Assay__StoreDrainReply *rep
         printf("%s does not drain\n", name);
     } else {
         printf("%s %s %s: %" PRIu64 " of %" PRIu64 " blocks handed over (%s), %" PRIu64
-               " had copies, %" PRIu64 " %s\n",
+               " had copies, ",
                name, reply->is_over ? "drained in" : "has been draining for",
                cli_duration((double)reply->took_us / 1e3), reply->handed_blocks, reply->blocks,
-               cli_bytes((double)reply->handed_bytes), reply->kept_blocks, left_of(reply),
-               reply->is_over ? "ended with it" : "to go");
+               cli_bytes((double)reply->handed_bytes), reply->kept_blocks);
+        print_rest(reply);
         if (reply->is_over && reply->handed_pins < reply->pinned_blocks) {
             printf("%s: %" PRIu64 " of %" PRIu64 " pinned blocks are pinned nowhere else now\n",
                    name, reply->pinned_blocks - reply->handed_pins, reply->pinned_blocks);
@@ -165,7 +185,8 @@ int cli_drain(int argc, char **argv)
     code = 1;
     if (reply) {
         print(node, reply);
-        code = no_start || left_of(reply) == 0 ? 0 : 1;
+        uint64_t lost = left_of(reply) - (with_disk ? 0 : on_disk_of(reply));
+        code = no_start || lost == 0 ? 0 : 1;
         assay__store_drain_reply__free_unpacked(reply, NULL);
     }
     assay__stat_reply__free_unpacked(stat, NULL);

@@ -75,6 +75,18 @@ def test_the_command_line_drains_a_store_and_tells_how_it_went(world, prompt):
     expect_nothing_computed(world, prompt, before)
 
 
+def test_the_last_store_tells_what_is_on_its_disk_and_what_ends_with_it(tmp_path, prompt):
+    for options, on_disk in ([f"--disk={tmp_path / 'disk'}"], True), ([], False):
+        with Cluster(tmp_path, stores=1, workers=1, store_options=["--drain-timeout=20s", *options]) as world:
+            _, last = warm(world, prompt)
+            own = blocks(world, last)
+            command = [os.path.join(BIN, "assay"), "drain", *world.link(), last.address["node_id"]]
+            done = subprocess.run(command, capture_output=True, timeout=30, text=True)
+            assert last.child.wait(END_SECONDS) == 0
+            rest = f"{own} are on its disk for its next start, 0 ended" if on_disk else f"had copies, {own} ended with it"
+            assert rest in done.stdout and done.returncode == (0 if on_disk else 1), done.stdout + done.stderr
+
+
 def test_a_second_signal_ends_a_drain_at_once(world, prompt):
     _, leaving = warm(world, prompt)
     staying = next(store for store in world.stores if store is not leaving)
