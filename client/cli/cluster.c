@@ -53,6 +53,21 @@ static void add(arguments_t *arguments, const char *format, ...)
     va_end(args);
 }
 
+// Where it is given.
+static void add_text(arguments_t *arguments, const char *name, const char *value)
+{
+    if (value) {
+        add(arguments, "--%s=%s", name, value);
+    }
+}
+
+static void add_number(arguments_t *arguments, const char *name, int64_t value)
+{
+    if (value > 0) {
+        add(arguments, "--%s=%lld", name, (long long)value);
+    }
+}
+
 static void arguments_fini(arguments_t *arguments)
 {
     for (int i = 0; i < arguments->count; i++) {
@@ -273,6 +288,8 @@ static bool start_scheduler(const cli_cluster_options_t *options, cli_cluster_t 
     add(&arguments, "assay-scheduler");
     add(&arguments, "--listen=127.0.0.1:0");
     add(&arguments, "--http=127.0.0.1:0");
+    add_number(&arguments, "replicas", options->replicas);
+    add_text(&arguments, "cluster-key", options->cluster_key);
     add_common(&arguments, options);
     return spawn(node, &arguments, options->run_dir) &&
            wait_ready(node, options->run_dir, deadline_ms);
@@ -289,6 +306,12 @@ static bool start_store(const cli_cluster_options_t *options, cli_cluster_t *clu
     add(&arguments, "--rpc-address=127.0.0.1:0");
     add(&arguments, "--http-address=127.0.0.1:0");
     add(&arguments, "--ram=%lld", (long long)options->ram_bytes);
+    if (options->disk) {
+        add(&arguments, "--disk=%s/%s", options->disk, node->name);
+    }
+    add_number(&arguments, "disk-size", options->disk_bytes);
+    add_text(&arguments, "cluster-key", options->cluster_key);
+    add_text(&arguments, "quota-file", options->quota_file);
     add(&arguments, "--drain-timeout=0s"); // all end together: there is nobody to hand to
     add(&arguments, "--name=%s", node->name);
     add_common(&arguments, options);
@@ -309,9 +332,12 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     add(&arguments, "--name=%s", node->name);
     add(&arguments, "--threads=%lld", (long long)options->threads);
     add(&arguments, "--context=%lld", (long long)options->context);
-    if (options->compressor) {
-        add(&arguments, "--compressor=%s", options->compressor);
-    }
+    add_text(&arguments, "compressor", options->compressor);
+    add_text(&arguments, "token", options->token);
+    add_text(&arguments, "encrypt-key-file", options->encrypt_key_file);
+    add_number(&arguments, "cache-memory", options->cache_bytes);
+    add_number(&arguments, "sessions", options->sessions);
+    add_number(&arguments, "queue", options->queue);
     if (options->horizon >= 0) {
         add(&arguments, "--horizon=%lld", (long long)options->horizon);
     }

@@ -4,8 +4,10 @@
 // A process that dies is reported and not started again. The cluster goes on without a store or the
 // scheduler (that is what it is built for); without any worker there is nothing to serve, and the
 // rest is ended too.
+#include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "client/cli/cli.h"
 
@@ -43,6 +45,72 @@ static const as_option_t table[] = {
      .help = "memory of each store",
      .min = 1048576,
      .max = 1e15},
+    {.name = "replicas",
+     .type = AS_OPTION_INT,
+     .value = &config.replicas,
+     .fallback = "1",
+     .metavar = "N",
+     .help = "stores that each block is written to",
+     .min = 1,
+     .max = 8},
+    {.name = "disk",
+     .type = AS_OPTION_STRING,
+     .value = &config.disk,
+     .metavar = "DIR",
+     .help = "keep blocks on disk too, each store in a folder of its own in it"},
+    {.name = "disk-size",
+     .type = AS_OPTION_BYTES,
+     .value = &config.disk_bytes,
+     .fallback = "0",
+     .metavar = "BYTES",
+     .help = "files of each store's disk, at most; 0: the store's own default",
+     .min = 0,
+     .max = 1e15},
+    {.name = "quota-file",
+     .type = AS_OPTION_STRING,
+     .value = &config.quota_file,
+     .metavar = "FILE",
+     .help = "quotas of tenants and namespaces, for the stores"},
+    {.name = "cluster-key",
+     .type = AS_OPTION_STRING,
+     .value = &config.cluster_key,
+     .metavar = "FILE",
+     .help = "keys of the cluster (`assay token key`): stores admit only who has a token; needs "
+             "--token"},
+    {.name = "token",
+     .type = AS_OPTION_STRING,
+     .value = &config.token,
+     .metavar = "FILE",
+     .help = "the workers' token (`assay token issue`)"},
+    {.name = "encrypt-key-file",
+     .type = AS_OPTION_STRING,
+     .value = &config.encrypt_key_file,
+     .metavar = "FILE",
+     .help = "key by which the workers encrypt blocks"},
+    {.name = "cache-memory",
+     .type = AS_OPTION_BYTES,
+     .value = &config.cache_bytes,
+     .fallback = "0",
+     .metavar = "BYTES",
+     .help = "limit of all caches of each worker; 0: the worker's own default",
+     .min = 0,
+     .max = 1e15},
+    {.name = "sessions",
+     .type = AS_OPTION_INT,
+     .value = &config.sessions,
+     .fallback = "0",
+     .metavar = "N",
+     .help = "requests that each worker computes at once; 0: its own default",
+     .min = 0,
+     .max = 1024},
+    {.name = "queue",
+     .type = AS_OPTION_INT,
+     .value = &config.queue,
+     .fallback = "0",
+     .metavar = "N",
+     .help = "requests that wait at each worker; 0: its own default",
+     .min = 0,
+     .max = 65536},
     {.name = "port",
      .type = AS_OPTION_INT,
      .value = &config.port,
@@ -149,6 +217,35 @@ static int watch(cli_cluster_t *cluster, const sigset_t *signals)
     }
 }
 
+// What one row of the table cannot check alone.
+static bool check(void)
+{
+    if (config.cluster_key && !config.token) {
+        cli_complain(
+            "up: with --cluster-key the workers need --token FILE (`assay token issue`), or "
+            "no store admits them");
+        return false;
+    }
+    if (config.disk_bytes > 0 && !config.disk) {
+        cli_complain("up: --disk-size needs --disk DIR");
+        return false;
+    }
+    if (config.replicas > 1 && config.replicas > config.stores) {
+        cli_complain("up: --replicas %lld needs as many --stores", (long long)config.replicas);
+        return false;
+    }
+    return true;
+}
+
+static bool make_disk(void)
+{
+    if (config.disk && mkdir(config.disk, 0700) != 0 && errno != EEXIST) {
+        cli_complain("up: cannot make the directory --disk %s: %s", config.disk, strerror(errno));
+        return false;
+    }
+    return true;
+}
+
 int cli_up(int argc, char **argv)
 {
     static char path[CLI_PATH_BYTES];
@@ -159,6 +256,9 @@ int cli_up(int argc, char **argv)
         return code;
     }
     as_options_clear_environment(&options);
+    if (!check() || !make_disk()) {
+        return 2;
+    }
     if (!cli_run_dir(run_dir, path) || !cli_lock(path)) {
         return 1;
     }

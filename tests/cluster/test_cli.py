@@ -370,6 +370,32 @@ def test_a_second_cluster_in_the_same_run_dir_is_refused(up):
     assert done.returncode == 1 and "running" in done.stderr and "--run-dir" in done.stderr
 
 
+def test_a_cluster_has_a_disk_copies_and_a_key_where_they_are_asked_for(tmp_path):
+    key, token, disk = (str(tmp_path / name) for name in ("keys", "token", "disk"))
+    subprocess.run([ASSAY, "token", "key", key], check=True, timeout=30)
+    subprocess.run([ASSAY, "token", "issue", f"--cluster-key={key}", "--tenant=7", "--ttl=1h", f"--out={token}"], check=True,
+                   timeout=30)
+    refused = (([f"--cluster-key={key}"], "--token"), (["--disk-size=1GiB"], "--disk"), (["--replicas=2"], "--stores"),
+               ([f"--disk={tmp_path / 'none' / 'disk'}"], "cannot make the directory --disk"))
+    for options, message in refused:
+        done = subprocess.run([ASSAY, "up", f"--model={MODEL}", f"--run-dir={tmp_path}", *options], capture_output=True, text=True,
+                              timeout=30)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+    up = Up(tmp_path / "up", "--stores=2", "--replicas=2", f"--disk={disk}", "--disk-size=64MiB", f"--cluster-key={key}",
+            f"--token={token}", "--sessions=1", "--queue=2", "--cache-memory=1GiB")
+    try:
+        assert up.assay("run", "--max-tokens=4", "--horizon=4", "word " * 200).returncode == 0
+
+        def on_disk():
+            nodes = json.loads(up.assay("stat", "--json").stdout)["nodes"]
+            return [(node["store"]["disk_blocks"], node["store"]["disk_bytes_max"]) for node in nodes if node["role"] == "store"]
+
+        wait_until(lambda: on_disk() == [(3, 64 << 20)] * 2, 20, "both have all on disk")
+        assert sorted(os.listdir(disk)) == ["store-1", "store-2"]
+    finally:
+        assert up.end() == 0
+
+
 class Starting(Up):
     """`assay up` that is not waited for."""
 
