@@ -10,7 +10,7 @@
 #define KEYS_MAX 16384
 
 static const char *scheduler, *run_dir, *namespace_hex;
-static bool soft, all, reset;
+static bool soft, all, reset, as_json;
 static int64_t quota_bytes, tenant;
 
 #define TENANT_OPTION                                                                              \
@@ -27,6 +27,7 @@ static const as_option_t pin_table[] = {
      .fallback = "false",
      .help = "evict them after all that has no pin; without it they are never evicted"},
     TENANT_OPTION,
+    CLI_JSON_OPTION(as_json, "print JSON"),
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -38,6 +39,7 @@ static const as_option_t unpin_table[] = {
      .fallback = "false",
      .help = "of all blocks"},
     TENANT_OPTION,
+    CLI_JSON_OPTION(as_json, "print JSON"),
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -54,6 +56,7 @@ static const as_option_t drop_table[] = {
      .fallback = "false",
      .help = "all blocks of all stores"},
     TENANT_OPTION,
+    CLI_JSON_OPTION(as_json, "print JSON"),
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -78,6 +81,7 @@ static const as_option_t quota_table[] = {
      .fallback = "false",
      .help = "back to each store's --quota"},
     TENANT_OPTION,
+    CLI_JSON_OPTION(as_json, "print JSON"),
     CLI_CLUSTER_OPTIONS(scheduler, run_dir),
     AS_TLS_OPTIONS(cli_tls),
 };
@@ -189,6 +193,13 @@ static const char *name_of(const Assay__NodeStat *node)
     return node->name[0] ? node->name : node->data_address;
 }
 
+static void print_json(json_t *json)
+{
+    json_dumpf(json, stdout, JSON_INDENT(2));
+    putchar('\n');
+    json_decref(json);
+}
+
 // ---- pin and unpin
 
 static void on_pinned(void *ctx, const Assay__NodeStat *node, const ProtobufCMessage *message)
@@ -225,7 +236,12 @@ int cli_pin(int argc, char **argv)
     request.level = soft ? ASSAY__PIN_LEVEL__PIN_LEVEL_SOFT : ASSAY__PIN_LEVEL__PIN_LEVEL_HARD;
     Assay__StorePinReply sum = ASSAY__STORE_PIN_REPLY__INIT;
     code = ask_stores(&(ask_t){"Pin", &request.base, on_pinned, &sum});
-    printf("%llu blocks are pinned\n", (unsigned long long)sum.pinned);
+    if (as_json) {
+        print_json(json_pack("{s:I, s:I}", "pinned_blocks", (json_int_t)sum.pinned,
+                             "refused_blocks", (json_int_t)sum.refused));
+    } else {
+        printf("%llu blocks are pinned\n", (unsigned long long)sum.pinned);
+    }
     if (sum.pinned + sum.refused < keys.count) {
         cli_complain("some keys are in no store's memory: what is on disk only is not pinned");
     }
@@ -262,7 +278,11 @@ int cli_unpin(int argc, char **argv)
     request.n_keys = keys.count;
     uint64_t unpinned = 0;
     code = ask_stores(&(ask_t){"Unpin", &request.base, on_unpinned, &unpinned});
-    printf("%llu blocks are no longer pinned\n", (unsigned long long)unpinned);
+    if (as_json) {
+        print_json(json_pack("{s:I}", "unpinned_blocks", (json_int_t)unpinned));
+    } else {
+        printf("%llu blocks are no longer pinned\n", (unsigned long long)unpinned);
+    }
     return code;
 }
 
@@ -314,32 +334,64 @@ int cli_drop(int argc, char **argv)
     request.n_keys = keys.count;
     dropped_t dropped = {0};
     code = ask_stores(&(ask_t){"Drop", &request.base, on_dropped, &dropped});
-    printf("%llu blocks are dropped\n", (unsigned long long)dropped.blocks);
+    if (as_json) {
+        print_json(json_pack("{s:I, s:b}", "dropped_blocks", (json_int_t)dropped.blocks,
+                             "not_on_disk", dropped.not_on_disk));
+    } else {
+        printf("%llu blocks are dropped\n", (unsigned long long)dropped.blocks);
+    }
     return dropped.not_on_disk ? 1 : code;
 }
 
 // ---- quota
 
+typedef struct accounts {
+    cli_table_t *table; // or
+    json_t *json;
+} accounts_t;
+
+// hex: NULL for all namespaces of the tenant.
+static void account_to_table(cli_table_t *out, const Assay__StoreAccount *account, const char *hex,
+                             const char *store)
+{
+    cli_cell(out, "%s", hex ? hex : "all of the tenant");
+    cli_cell(out, "%llu", (unsigned long long)account->blocks);
+    cli_cell(out, "%s", cli_bytes((double)account->bytes));
+    cli_cell(out, "%s%s", account->quota_bytes ? cli_bytes((double)account->quota_bytes) : "none",
+             account->is_default ? "" : " *");
+    cli_cell(out, "%u", account->tenant);
+    cli_cell(out, "%s", store);
+}
+
+// quota_bytes is 0 where there is none.
+static json_t *account_to_json(const Assay__StoreAccount *account, const char *hex,
+                               const char *store)
+{
+    return json_pack("{s:s?, s:I, s:I, s:I, s:b, s:I, s:s}", "namespace", hex, "blocks",
+                     (json_int_t)account->blocks, "bytes", (json_int_t)account->bytes,
+                     "quota_bytes", (json_int_t)account->quota_bytes, "is_default",
+                     account->is_default, "tenant", (json_int_t)account->tenant, "store", store);
+}
+
 static void on_quota(void *ctx, const Assay__NodeStat *node, const ProtobufCMessage *message)
 {
     const Assay__StoreQuotaReply *reply = (const Assay__StoreQuotaReply *)message;
-    cli_table_t *out = ctx;
+    accounts_t *accounts = ctx;
     for (size_t i = 0; i < reply->n_accounts; i++) {
         const Assay__StoreAccount *account = reply->accounts[i];
-        char hex[65] = "all of the tenant";
-        if (account->namespace_key.len == sizeof(as_key_t)) {
+        bool has_key = account->namespace_key.len == sizeof(as_key_t);
+        char hex[65];
+        if (has_key) {
             as_key_t key;
             memcpy(key.bytes, account->namespace_key.data, sizeof(key));
             as_key_hex(&key, hex);
         }
-        cli_cell(out, "%s", hex);
-        cli_cell(out, "%llu", (unsigned long long)account->blocks);
-        cli_cell(out, "%s", cli_bytes((double)account->bytes));
-        cli_cell(out, "%s%s",
-                 account->quota_bytes ? cli_bytes((double)account->quota_bytes) : "none",
-                 account->is_default ? "" : " *");
-        cli_cell(out, "%u", account->tenant);
-        cli_cell(out, "%s", name_of(node));
+        if (accounts->json) {
+            json_array_append_new(accounts->json,
+                                  account_to_json(account, has_key ? hex : NULL, name_of(node)));
+        } else {
+            account_to_table(accounts->table, account, has_key ? hex : NULL, name_of(node));
+        }
     }
     if (reply->more) {
         cli_complain("%s has more than %zu namespaces; --namespace shows one", name_of(node),
@@ -368,8 +420,13 @@ int cli_quota(int argc, char **argv)
     request.set = quota_bytes > 0;
     request.bytes = (uint64_t)quota_bytes;
     request.reset = reset;
-    cli_table_t *out = cli_table_new(columns, 6);
-    code = ask_stores(&(ask_t){"Quota", &request.base, on_quota, out});
-    cli_table_print(out, stdout);
+    accounts_t accounts = {.table = as_json ? NULL : cli_table_new(columns, 6),
+                           .json = as_json ? json_array() : NULL};
+    code = ask_stores(&(ask_t){"Quota", &request.base, on_quota, &accounts});
+    if (as_json) {
+        print_json(accounts.json);
+    } else {
+        cli_table_print(accounts.table, stdout);
+    }
     return code;
 }

@@ -258,6 +258,28 @@ def test_pins_quotas_and_drops_reach_every_store(up, prompt):
     assert not any(b["namespace"] == owner for b in blocks())
 
 
+def test_what_an_operator_decides_is_told_as_json(up, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(3 << 20))
+    key = json.loads(up.assay("put", "--json", str(file)).stdout)["keys"][0]
+
+    def told(*arguments, code=0):
+        done = up.assay(*arguments, "--json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+    block = next(block for block in told("ls", "--limit=1000") if block["key"] == key)
+    owner = block["namespace"]
+    assert told("pin", key) == {"pinned_blocks": 1, "refused_blocks": 0}
+    assert told("pin", "0" * 64, code=1) == {"pinned_blocks": 0, "refused_blocks": 0}
+    assert told("unpin", key) == {"unpinned_blocks": 1}
+    account = next(one for one in told("quota", f"--namespace={owner}", "--bytes=1TiB") if one["store"] == block["store"])
+    assert account["quota_bytes"] == 1 << 40 and not account["is_default"] and account["namespace"] == owner
+    assert account["tenant"] == 0 and account["blocks"] > 0 and account["bytes"] >= block["bytes"]
+    assert all(one["is_default"] for one in told("quota", f"--namespace={owner}", "--reset"))
+    assert told("drop", key) == {"dropped_blocks": 1, "not_on_disk": False}
+
+
 def test_a_file_that_is_put_with_a_time_to_live_is_forgotten(up, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(os.urandom(3 << 20))
