@@ -47,9 +47,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
         GAUGE("ghost_hits", "Blocks that came back soon after their eviction, since the start"),
     [KVS_METRIC_SOFT_BYTES] = GAUGE("soft_pinned_bytes", "Bytes that operators pinned softly"),
     [KVS_METRIC_HARD_BYTES] = GAUGE("hard_pinned_bytes", "Bytes that operators pinned hard"),
-    [KVS_METRIC_CHECKSUM_FAILURES] =
-        COUNTER("commit_checksum_failures_total",
-                "Puts refused, since the bytes were not what was promised"),
+    [KVS_METRIC_CHECKSUM_FAILURES] = COUNTER(
+        "put_checksum_failures_total", "Puts refused, since the bytes were not what was promised"),
     [KVS_METRIC_CONFLICTS] =
         COUNTER("put_conflicts_total", "Puts refused, since the key is there with other bytes"),
     [KVS_METRIC_DENIED_TOKEN] = DENIED("missing or malformed"),
@@ -112,7 +111,7 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_REPAIRED_BYTES] = COUNTER("repaired_bytes_total", "Their bytes"),
     [KVS_METRIC_REPAIR_PENDING] =
         GAUGE("repair_pending_blocks", "Blocks here that a repair has yet to ask about"),
-    [KVS_METRIC_COMMIT_US] = {.name = "assay_kvstore_put_us",
-                              .help = "From a put's message to its block being visible",
-                              .type = AS_METRIC_HISTOGRAM},
+    [KVS_METRIC_PUT_US] = {.name = "assay_kvstore_put_us",
+                           .help = "From a put's message to its block being visible",
+                           .type = AS_METRIC_HISTOGRAM},
 };

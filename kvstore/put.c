@@ -249,7 +249,7 @@ void kvs_put_succeed(kvs_put_t *put)
     if (block->expires_us != 0) {
         kvs_store_watch(store);
     }
-    as_metric_observe(&kvs_metrics[KVS_METRIC_COMMIT_US], now_us - put->began_us);
+    as_metric_observe(&kvs_metrics[KVS_METRIC_PUT_US], now_us - put->began_us);
     put->block = NULL;
     if (put->flags & AS_WIRE_DURABLE) {
         put_store(put, block);

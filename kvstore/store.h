@@ -88,7 +88,7 @@ typedef enum kvs_metric {
     KVS_METRIC_REPAIRED_BLOCKS,
     KVS_METRIC_REPAIRED_BYTES,
     KVS_METRIC_REPAIR_PENDING,
-    KVS_METRIC_COMMIT_US,
+    KVS_METRIC_PUT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
 extern as_metric_t kvs_metrics[KVS_METRIC_COUNT];

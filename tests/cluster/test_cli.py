@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
+import urllib.request
 
 import pytest
 
@@ -256,6 +257,15 @@ def test_pins_quotas_and_drops_reach_every_store(up, prompt):
     done = up.assay("drop", f"--namespace={owner}")
     assert done.returncode == 0 and done.stdout.endswith(" blocks are dropped\n") and not done.stdout.startswith("0 ")
     assert not any(b["namespace"] == owner for b in blocks())
+
+
+def test_every_metric_that_the_documents_name_is_there(up):
+    root = os.path.join(os.path.dirname(__file__), "..", "..", "docs")
+    text = "".join(open(os.path.join(root, name), encoding="utf-8").read() for name in ("faults.md", "operating.md"))
+    named = set(re.findall(r"`(assay_(?:kvstore|scheduler|gpuworker|client)_[a-z0-9_]*[a-z0-9])(?:\{[^`]*)?`", text))
+    pages = "".join(urllib.request.urlopen(f"http://{node['http_address']}/metrics", timeout=30).read().decode() for node in up.nodes.values())
+    there = set(re.findall(r"^# HELP (\S+)", pages, re.M))
+    assert len(named) > 40 and not named - there
 
 
 def test_what_an_operator_decides_is_told_as_json(up, tmp_path):

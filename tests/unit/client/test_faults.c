@@ -263,7 +263,7 @@ static void a_block_dropped_under_a_lease_stays_readable_until_its_end(void **st
     pass_all_timeouts();
 }
 
-static void a_writer_that_dies_between_reserve_and_commit_leaves_nothing(void **state)
+static void a_writer_that_dies_in_the_middle_of_a_put_leaves_nothing(void **state)
 {
     (void)state;
     begin();
@@ -513,7 +513,7 @@ int main(void)
         TEST(a_lease_is_renewed_for_as_long_as_it_is_needed),
         TEST(a_lease_that_expires_under_a_read_is_a_hole),
         TEST(a_block_dropped_under_a_lease_stays_readable_until_its_end),
-        TEST(a_writer_that_dies_between_reserve_and_commit_leaves_nothing),
+        TEST(a_writer_that_dies_in_the_middle_of_a_put_leaves_nothing),
         TEST(a_put_that_is_not_answered_ends_by_its_deadline),
         TEST(a_locate_that_is_not_answered_is_a_miss),
         TEST(an_extent_that_arrives_damaged_is_a_hole),
