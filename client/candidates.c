@@ -97,6 +97,11 @@ assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block)
     return NULL;
 }
 
+bool assay_candidates_are_left(const assay_fetch_t *fetch, uint32_t block)
+{
+    return fetch->blocks[block].tries < fetch->blocks[block].sure;
+}
+
 bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id)
 {
     assay_block_t *b = &fetch->blocks[block];

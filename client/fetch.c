@@ -485,6 +485,15 @@ static void cut_arriving(assay_fetch_t *fetch)
     }
 }
 
+void assay_fetch_later(assay_fetch_t *fetch)
+{
+    uint64_t now_us = assay_now_us(fetch->client), again_us = now_us + BUSY_AGAIN_US;
+    if (fetch->again_us == 0 && fetch->state < FETCH_ENDING) {
+        fetch->again_us = again_us < fetch->deadline_us ? again_us : fetch->deadline_us;
+        as_timer_start(fetch->timer, fetch->again_us > now_us ? fetch->again_us - now_us : 0);
+    }
+}
+
 // Also starts itself anew, for whatever comes next.
 static void on_timer(void *ctx)
 {
@@ -502,6 +511,11 @@ static void on_timer(void *ctx)
         assay_fetch_end(fetch, AS_ERR_DEADLINE, hole);
         cut_arriving(fetch);
         return;
+    }
+    if (fetch->again_us != 0 && now_us >= fetch->again_us) {
+        fetch->again_us = 0;
+        assay_locate_retry(fetch);
+        as_loop_post(fetch->client->options.loop, &fetch->pump);
     }
     uint64_t until_us = fetch->deadline_us;
     if (fetch->state == FETCH_LOCATING) {
@@ -522,6 +536,7 @@ static void on_timer(void *ctx)
         until_us = assay_lease_renew(fetch, now_us, next_us < until_us ? next_us : until_us);
     }
     if (fetch->state < FETCH_ENDING) {
-        as_timer_start(fetch->timer, until_us - now_us);
+        until_us = fetch->again_us != 0 && fetch->again_us < until_us ? fetch->again_us : until_us;
+        as_timer_start(fetch->timer, until_us > now_us ? until_us - now_us : 0);
     }
 }

@@ -24,8 +24,9 @@
 #define ASK_BLOCKS_LARGE 8u
 #define ASK_BYTES_MANY   (64u << 10)
 #define COPY_BYTES_TURN                                                                            \
-    (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
-#define NO_BLOCK UINT32_MAX
+    (1u << 20)              // copied from shared memory in one turn of the loop: about 0.1 ms
+#define BUSY_AGAIN_US 5000u // after that what was refused for now is asked again
+#define NO_BLOCK      UINT32_MAX
 
 typedef enum assay_metric {
     ASSAY_METRIC_LOCATED_HITS,
@@ -187,6 +188,7 @@ typedef struct assay_part {
     uint32_t count;
     assay_call_t *call;   // while it is asked
     bool begun, answered; // answered: or failed
+    bool waits;           // it was refused for now, and is asked again
     bool silent;          // had time enough to answer
     uint64_t begun_us;
     uint64_t epoch; // of the link, when it was asked
@@ -204,7 +206,8 @@ typedef struct assay_part {
     uint64_t progress_us; // when one of them last arrived
 } assay_part_t;
 
-typedef enum read_state { READ_ASKED, READ_ARRIVING } read_state_t;
+// REFUSED: for now; it is asked again.
+typedef enum read_state { READ_ASKED, READ_REFUSED, READ_ARRIVING } read_state_t;
 
 // Extents [position, position + count) x [layer, layer + layer_count) of a part; count or
 // layer_count is 1.
@@ -216,6 +219,7 @@ struct assay_read {
     uint32_t position, count;
     uint32_t layer, layer_count;
     uint64_t epoch;
+    uint64_t refused_us;            // for the first time; 0: never
     uint64_t asked_us, came_before; // when, and what the link had brought then (window.c)
     bool asked_alone;
     size_t arrived_bytes;
@@ -256,6 +260,7 @@ struct assay_fetch {
     as_timer_t *timer; // deadline, time to locate, stalls
     as_task_t pump;    // there may be something to ask for or to copy
     uint64_t began_us, deadline_us, locate_until_us;
+    uint64_t again_us; // when what was refused is asked again; 0: nothing was
     void *arena;
     as_key_t *keys;
     assay_block_t *blocks;
@@ -290,6 +295,8 @@ uint32_t assay_candidates_max(const assay_client_t *client); // of one block
 void assay_candidates_list(assay_fetch_t *fetch, const uint64_t *node_ids);
 // Who is to be asked next; NULL: there is nobody (any more).
 assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block);
+// Whether another store has a copy, as far as is known, and was not asked.
+bool assay_candidates_are_left(const assay_fetch_t *fetch, uint32_t block);
 // This node has the block: whether it is the one to read it from.
 bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id);
 
@@ -300,6 +307,7 @@ void assay_locate_start(assay_fetch_t *fetch);
 // is a hole, once the fetch is reading.
 void assay_locate_again(assay_fetch_t *fetch);
 void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us); // what was asked until then
+void assay_locate_retry(assay_fetch_t *fetch);                      // what was refused for now
 
 // lease.c
 void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us); // it was granted
@@ -310,6 +318,7 @@ void assay_lease_release(assay_fetch_t *fetch); // gives all back
 
 // fetch.c
 void assay_fetch_answered(assay_fetch_t *fetch); // every part has answered
+void assay_fetch_later(assay_fetch_t *fetch);    // something was refused: it is asked again, soon
 // The part that has the block cannot give it: its next candidate is asked, or it is a hole.
 void assay_fetch_lost(assay_part_t *part, uint32_t block, as_status_t status);
 void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer);
@@ -336,6 +345,7 @@ void assay_read_pump(assay_fetch_t *fetch);
 bool assay_read_start(assay_part_t *part, uint32_t count, uint32_t layer_count);
 void assay_read_flush(assay_link_t *link);
 void assay_read_copy(assay_part_t *part);     // one extent, by pointer
+void assay_read_again(assay_fetch_t *fetch);  // what was refused
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
 

@@ -137,6 +137,7 @@ static void part_end(assay_part_t *part)
     assay_fetch_t *fetch = part->fetch;
     AS_ASSERT(!part->answered && fetch->parts_open > 0);
     part->call = NULL;
+    part->waits = false;
     part->answered = true;
     fetch->parts_open--;
     for (uint32_t i = 0; i < part->count; i++) {
@@ -175,10 +176,32 @@ static void part_fail(assay_part_t *part, as_status_t status)
     }
 }
 
+static void part_wait(assay_part_t *part)
+{
+    part->call = NULL;
+    part->waits = true;
+    assay_fetch_later(part->fetch);
+}
+
+// Whether it has a block that no other store is left to be asked for.
+static bool is_last_resort(const assay_part_t *part)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < part->count; i++) {
+        any |= !assay_candidates_are_left(part->fetch, part->blocks[i]);
+    }
+    return any;
+}
+
 static void on_part_failed(void *owner, as_status_t status)
 {
-    part_fail(owner, status);
-    part_close(owner);
+    assay_part_t *part = owner;
+    if (status == AS_ERR_BUSY && is_last_resort(part)) {
+        part_wait(part);
+        return;
+    }
+    part_fail(part, status);
+    part_close(part);
 }
 
 // ---- the answer
@@ -312,6 +335,30 @@ static void on_located(void *owner, const void *header, as_net_msg_t *msg)
     fetch->ops++;
 }
 
+// Where all calls of the client are under way, it waits for one.
+static void part_ask(assay_part_t *part)
+{
+    const assay_call_params_t params = {part, AS_WIRE_LOCATED, send_locate, on_located,
+                                        on_part_failed};
+    part->waits = false;
+    as_status_t status = assay_call_start(part->link, &params, &part->call);
+    if (status == AS_ERR_BUSY) {
+        part_wait(part);
+    } else if (status != AS_OK) {
+        part_fail(part, status);
+        part_end(part);
+    }
+}
+
+void assay_locate_retry(assay_fetch_t *fetch)
+{
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (part->waits) {
+            part_ask(part);
+        }
+    }
+}
+
 void assay_locate_start(assay_fetch_t *fetch)
 {
     for (assay_part_t *part = fetch->parts; part; part = part->next) {
@@ -321,13 +368,7 @@ void assay_locate_start(assay_fetch_t *fetch)
         part->begun = true;
         part->begun_us = assay_now_us(fetch->client);
         fetch->parts_open++;
-        const assay_call_params_t params = {part, AS_WIRE_LOCATED, send_locate, on_located,
-                                            on_part_failed};
-        as_status_t status = assay_call_start(part->link, &params, &part->call);
-        if (status != AS_OK) {
-            part_fail(part, status);
-            part_end(part);
-        }
+        part_ask(part);
     }
 }
 
@@ -367,10 +408,12 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
         if (part->call) {
             assay_call_drop(part->call);
         }
-        assay_rate_waited(part->link, assay_now_us(fetch->client) - part->begun_us);
-        part_fail(part, AS_ERR_DEADLINE);
+        part->silent = !part->waits;
+        if (part->silent) {
+            assay_rate_waited(part->link, assay_now_us(fetch->client) - part->begun_us);
+        }
+        part_fail(part, part->waits ? AS_ERR_BUSY : AS_ERR_DEADLINE);
         part_end(part);
-        part->silent = true;
     }
     for (assay_part_t *part = fetch->parts; part; part = part->next) { // a link may fail by it
         if (part->silent) {

@@ -182,6 +182,7 @@ void assay_read_pump(assay_fetch_t *fetch)
 {
     size_t budget_bytes = COPY_BYTES_TURN;
     bool more = false;
+    assay_read_again(fetch);
     for (assay_part_t *part = fetch->parts; part && fetch->state == FETCH_READING;
          part = part->next) {
         more |= pump_part(part, &budget_bytes);

@@ -152,7 +152,9 @@ void assay_read_forget(assay_fetch_t *fetch)
     bool some = fetch->reads != NULL;
     for (assay_read_t *read = fetch->reads, *next; read; read = next) {
         next = read->next;
-        if (read->state == READ_ASKED) {
+        if (read->state == READ_REFUSED) {
+            read_give(read);
+        } else if (read->state == READ_ASKED) {
             assay_call_drop(read->call);
             assay_rate_reset(read->part->link); // nobody waits to see how long it takes
             read_give(read);
@@ -394,6 +396,27 @@ static void end_data(assay_read_t *read, as_status_t status)
     }
 }
 
+// The store has no room to answer, and nobody else has its blocks: it is asked again, as long as a store
+// that says nothing would be waited for. False: it is not.
+static bool wait_again(assay_read_t *read)
+{
+    const assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    uint64_t now_us = assay_now_us(fetch->client);
+    bool left = read->arrived_bytes > 0;
+    for (uint32_t i = 0; i < read->count; i++) {
+        left |= assay_candidates_are_left(fetch, part->blocks[read->position + i]);
+    }
+    read->refused_us = read->refused_us == 0 ? now_us : read->refused_us;
+    if (left || fetch->state != FETCH_READING ||
+        now_us - read->refused_us >= fetch->client->options.stall_timeout_us) {
+        return false;
+    }
+    read->state = READ_REFUSED;
+    assay_fetch_later(fetch);
+    return true;
+}
+
 // The whole answer, in one message.
 static void take_answer(assay_read_t *read, as_net_msg_t *msg)
 {
@@ -427,7 +450,7 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     bool whole = read->arrived_bytes == 0 && msg->data_bytes == read_bytes(read);
     bool piece =
         status == AS_OK && !whole && msg->data_bytes > 0 && is_piece(read, data->offset, msg);
-    if (status == AS_OK) {
+    if (status == AS_OK || status == AS_ERR_BUSY) {
         read->part->progress_us = assay_now_us(fetch->client);
     }
     bool lacks = piece && !read_place(read); // memory
@@ -440,6 +463,9 @@ static void on_data(void *owner, const void *header, as_net_msg_t *msg)
     }
     assay_call_drop(read->call);
     read->call = NULL;
+    if (status == AS_ERR_BUSY && msg->data_bytes == 0 && wait_again(read)) {
+        return;
+    }
     read->state = READ_ARRIVING; // nothing is to be forgotten any more
     if (piece) {
         if (!lacks) {
@@ -483,15 +509,46 @@ bool assay_read_start(assay_part_t *part, uint32_t count, uint32_t layer_count)
     assay_fetch_t *fetch = part->fetch;
     assay_read_t *read = read_take(part, count, layer_count);
     if (!read) {
-        assay_fetch_hole(fetch, part->blocks[part->position], AS_ERR_BUSY);
+        assay_fetch_later(fetch); // all of the client's are under way
         return false;
     }
     as_status_t status = part->link->rkey ? start_get(read) : start_ask(read);
-    if (status != AS_OK) {
+    if (status == AS_ERR_BUSY) {
+        assay_fetch_later(fetch);
+    } else if (status != AS_OK) {
         lose_read(read, status);
+    }
+    if (status != AS_OK) {
         read_give(read);
     }
     return status == AS_OK;
+}
+
+// The first that is to be asked again.
+static assay_read_t *first_refused(const assay_fetch_t *fetch)
+{
+    assay_read_t *read = fetch->again_us == 0 ? fetch->reads : NULL;
+    while (read && read->state != READ_REFUSED) {
+        read = read->next;
+    }
+    return read;
+}
+
+void assay_read_again(assay_fetch_t *fetch)
+{
+    assay_read_t *read;
+    while ((read = first_refused(fetch)) != NULL) { // a link that fails changes the list
+        assay_link_t *link = read->part->link;
+        as_status_t status = assay_link_is(link, read->epoch) ? start_ask(read) : AS_ERR_PEER_LOST;
+        if (status == AS_ERR_BUSY) {
+            read->state = READ_REFUSED;
+            assay_fetch_later(fetch);
+        } else if (status != AS_OK) {
+            lose_read(read, status);
+            read_give(read);
+        }
+        assay_read_flush(link);
+    }
 }
 
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us)

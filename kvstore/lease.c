@@ -53,13 +53,14 @@ as_status_t kvs_lease_begin(kvs_leases_t *leases, kvs_lease_owner_t *owner,
                             uint64_t *id_p)
 {
     AS_ASSERT(count > 0 && count <= AS_WIRE_KEYS_MAX);
-    uint32_t slot = leases->unused;
-    if (slot == KVS_LEASE_NONE) {
+    if (owner->count >= leases->max - leases->used) {
         return AS_ERR_BUSY;
     }
+    uint32_t slot = leases->unused;
     lease_t *lease = &leases->slots[slot];
     leases->unused = lease->next;
     leases->used++;
+    owner->count++;
     lease->generation++;
     lease->count = count;
     lease->owner = owner;
@@ -98,6 +99,7 @@ static void end_slot(kvs_leases_t *leases, uint32_t slot)
         lease->owner->first = lease->next;
     }
     lease->count = 0;
+    lease->owner->count--;
     lease->owner = NULL;
     lease->next = leases->unused;
     leases->unused = slot;

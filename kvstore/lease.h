@@ -12,6 +12,7 @@ typedef struct kvs_leases kvs_leases_t;
 // The leases of one owner (a connection), as a list.
 typedef struct kvs_lease_owner {
     uint32_t first; // KVS_LEASE_NONE when it has none
+    uint32_t count;
 } kvs_lease_owner_t;
 
 #define KVS_LEASE_NONE UINT32_MAX
@@ -20,7 +21,8 @@ as_status_t kvs_leases_alloc(kvs_index_t *index, uint32_t leases_max,
                              kvs_leases_t **leases_p) AS_MUST_USE;
 void kvs_leases_free(kvs_leases_t *leases); // ends all; NULL is fine
 
-// Leases blocks[0..count), NULL where a key was not found. AS_ERR_BUSY when leases_max are out.
+// Leases blocks[0..count), NULL where a key was not found. AS_ERR_BUSY when the owner has as many as are
+// left to the others.
 as_status_t kvs_lease_begin(kvs_leases_t *leases, kvs_lease_owner_t *owner,
                             kvs_block_t *const *blocks, uint32_t count, uint64_t deadline_us,
                             uint64_t *id_p) AS_MUST_USE;

@@ -264,10 +264,22 @@ void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id)
 
 // ---- serving
 
+static uint32_t reads_left(const kvs_store_t *store)
+{
+    return store->options.reads_max - as_pool_used(store->reads);
+}
+
+bool kvs_reads_are_scarce(const kvs_store_t *store)
+{
+    return reads_left(store) <= store->options.reads_max / 8;
+}
+
 static void take_ask(kvs_conn_t *conn, const as_wire_read_t *ask, uint32_t i)
 {
     kvs_store_t *store = conn->store;
-    read_t *read = conn->reads < KVS_CONN_READS_MAX ? as_pool_take(store->reads) : NULL;
+    // A connection has at most as many as it leaves to the others.
+    bool may = conn->reads < KVS_CONN_READS_MAX && conn->reads < reads_left(store);
+    read_t *read = may ? as_pool_take(store->reads) : NULL;
     if (!read) {
         refuse(conn, &ask->asks[i], AS_ERR_BUSY);
         return;

@@ -70,16 +70,21 @@ void kvs_conn_drop(kvs_conn_t *conn)
 }
 
 // A peer that is stopped, or wants to hurt, neither takes what it asked for nor sends what it
-// announced, and no network reports it. What is kept for it would be kept for ever.
+// announced, and no network reports it. What is kept for it would be kept for ever. One that holds reads
+// that others lack goes sooner; one in each sweep.
 bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
 {
-    bool busy = false;
+    bool busy = false, scarce = kvs_reads_are_scarce(store);
     for (kvs_conn_t *conn = store->conns, *next; conn; conn = next) {
         next = conn->next;
-        if (conn->ops > 0 && now_us - conn->progress_us >= store->options.stall_us) {
+        uint64_t stalled_us = conn->ops > 0 ? now_us - conn->progress_us : 0;
+        bool in_the_way = scarce && conn->reads > 0 && stalled_us >= KVS_SCARCE_STALL_US;
+        if (in_the_way || stalled_us >= store->options.stall_us) {
+            scarce = scarce && !in_the_way;
             AS_WARN("kvstore",
-                    "connection closed: its peer has neither taken nor sent anything for %llu s",
-                    (unsigned long long)(store->options.stall_us / 1000000));
+                    "connection closed: its peer has neither taken nor sent anything for %llu s%s",
+                    (unsigned long long)(stalled_us / 1000000),
+                    in_the_way ? ", and others wait to be answered" : "");
             as_metric_add(&kvs_metrics[KVS_METRIC_STALLS], 1);
             kvs_conn_close(conn);
         } else {

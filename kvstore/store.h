@@ -21,6 +21,8 @@
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
 #define KVS_CONN_READS_MAX (2 * KVS_CONN_ASKS_MAX)
+#define KVS_SCARCE_STALL_US                                                                        \
+    1000000u // a connection that takes nothing keeps reads that others lack so long
 #define KVS_CONN_WINDOW_BYTES                                                                      \
     (2u                                                                                            \
      << 20) // of a connection, handed to the network and not known to be sent; one ask may exceed it
@@ -241,6 +243,7 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
 // read.c
 as_status_t kvs_reads_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read);
+bool kvs_reads_are_scarce(const kvs_store_t *store);           // few are left to all
 void kvs_reads_end_conn(kvs_conn_t *conn);                     // those that wait
 void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id); // of those, of one fetch: it is over
 

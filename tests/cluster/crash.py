@@ -47,10 +47,10 @@ def load(store, acknowledged, until, then, count=100000):
     acknowledged.next += 16  # those in flight had no answer
 
 
-def check(store, numbers):
+def check(store, numbers, env=None):
     """What the store has of these blocks: a list of numbers for each of right, missing and wrong."""
     arguments = [LOAD, "check", store.address["data"], store.address["node_id"]]
-    done = subprocess.run(arguments, input=" ".join(map(str, numbers)), capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(arguments, input=" ".join(map(str, numbers)), capture_output=True, text=True, timeout=SECONDS, env=env)
     assert done.returncode == 0, done.stderr
     found = {"right": [], "missing": [], "wrong": []}
     for line in done.stdout.splitlines():

@@ -58,8 +58,8 @@ def metric(store, name):
     return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"assay_kvstore_{name} "))
 
 
-def others_are_served(store, first):
+def others_are_served(store, first, env=None):
     numbers = range(first, first + 20)
     subprocess.run([LOAD, "put", store.address["data"], store.address["node_id"], str(first), "20"], check=True,
-                   stdout=subprocess.DEVNULL, timeout=30)
-    assert len(check(store, numbers)["right"]) == 20
+                   stdout=subprocess.DEVNULL, timeout=30, env=env)
+    assert len(check(store, numbers, env)["right"]) == 20

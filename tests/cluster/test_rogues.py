@@ -14,6 +14,7 @@ from harness import BIN, END_SECONDS, wait_until
 
 LOOPS = 100 if FULL else 6
 STANDING = 12
+CROWDED = 24  # together they ask for more answers than a store has in all
 ASKED = 240  # answers of 64 KiB that one who stands still asks for: more than sockets take
 # What is handed to the network of a connection is 2 MiB, and that is in the pool: what is added are buffers of UCX.
 STANDING_KIB = 4 * 1024 if SANITIZED else 1024
@@ -63,7 +64,7 @@ def test_readers_that_stop_taking_hold_up_nobody_and_cost_little(store):
     for rogue in rogues:
         rogue.until("stopped")
     for first in range(100, 180, 20):
-        others_are_served(store, first)
+        others_are_served(store, first, BY_MESSAGES)
     assert rss_kib(store) - before_kib <= STANDING * STANDING_KIB
     wait_until(lambda: metric(store, "leases") == STANDING, 30, "all of them hold their leases, nobody else any")
     for rogue in rogues[::2]:
@@ -72,6 +73,17 @@ def test_readers_that_stop_taking_hold_up_nobody_and_cost_little(store):
         rogue.child.send_signal(signal.SIGCONT)
         assert rogue.said() == ["DATA=0"] * (ASKED - 1) + ["open"]
     assert rss_kib(store) - before_kib <= STANDING * STANDING_KIB
+
+
+def test_readers_that_stop_taking_leave_answers_to_others_however_many_they_are(store):
+    before_kib = rss_kib(store)
+    rogues = [Rogue(store, "ask_for_all_and_stand_still") for _ in range(CROWDED)]
+    for rogue in rogues:
+        rogue.until("stopped")
+    for first in range(100, 160, 20):
+        others_are_served(store, first, BY_MESSAGES)
+    assert rss_kib(store) - before_kib <= CROWDED * STANDING_KIB
+    assert metric(store, "busy_total") > 0, "there was not enough for all"
 
 
 def test_a_client_outlives_a_store_that_is_killed_in_mid_transfer(tmp_path):

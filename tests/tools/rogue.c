@@ -20,6 +20,7 @@
 
 #define BLOCKS      32u
 #define ASKS        240u // below what a connection may have
+#define ALL_ASKS    510u // what it may have
 #define READ_ASKS   30u
 #define LEASE_MS    60000u
 #define DEADLINE_US 60000000u
@@ -129,6 +130,19 @@ static void stand_still(rogue_t *rogue, uint32_t answers)
         raise(SIGSTOP);
     } else if (answers == 1 + ASKS) {
         locate(rogue, LAST, 1, sizeof(as_key_t));
+    }
+}
+
+// Asks for as much as a connection may have, and takes next to none of it.
+static void ask_for_all_and_stand_still(rogue_t *rogue, uint32_t answers)
+{
+    for (uint32_t i = 0; answers == 1 && i < ALL_ASKS; i += READ_ASKS) {
+        read_many(rogue, READ_ASKS);
+    }
+    if (answers == 2) {
+        printf("stopped\n");
+        fflush(stdout);
+        raise(SIGSTOP);
     }
 }
 
@@ -332,6 +346,7 @@ static void put_out_of_holes(rogue_t *rogue)
 
 static const act_t acts[] = {
     DOES(stand_still),
+    DOES(ask_for_all_and_stand_still),
     DOES(replay),
     DOES(read_of_a_lease_that_is_not_its_own),
     SAYS(hello_with_a_payload),

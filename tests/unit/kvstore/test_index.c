@@ -383,7 +383,7 @@ static void a_lease_is_its_owners_and_ends_once(void **state)
 {
     (void)state;
     kvs_leases_t *leases;
-    kvs_lease_owner_t a = {KVS_LEASE_NONE}, b = {KVS_LEASE_NONE};
+    kvs_lease_owner_t a = {.first = KVS_LEASE_NONE}, b = {.first = KVS_LEASE_NONE};
     kvs_block_t *leased[2] = {seal(1, 0), NULL};
     uint64_t id, other;
     assert_int_equal(kvs_leases_alloc(blocks, 2, &leases), AS_OK);
@@ -443,7 +443,7 @@ static void a_lease_is_renewed_by_its_owner_and_not_for_ever(void **state)
     (void)state;
     const uint64_t most_us = AS_WIRE_LEASE_MS_MAX * (uint64_t)1000;
     kvs_leases_t *leases;
-    kvs_lease_owner_t a = {KVS_LEASE_NONE}, b = {KVS_LEASE_NONE};
+    kvs_lease_owner_t a = {.first = KVS_LEASE_NONE}, b = {.first = KVS_LEASE_NONE};
     kvs_block_t *leased[1] = {seal(1, 0)};
     uint64_t id;
     assert_int_equal(kvs_leases_alloc(blocks, 2, &leases), AS_OK);
