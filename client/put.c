@@ -5,7 +5,7 @@
 //
 //   ASKING  the block goes out with its checksums, in pieces where the network likes them better, or lies on
 //           the stage for a store of the same host to take it. The store compares them and makes the block visible, or says that it has it
-//           already: then the bytes of a large one are not sent. With other bytes it is a conflict.
+//           already: then what is left of a large one is not sent. With other bytes it is a conflict.
 //   ENDING  what became of the copy is decided; it waits until the network lets go of the caller's
 //           block. Past the deadline the connection is closed, which makes it let go.
 //
@@ -61,6 +61,11 @@ size_t assay_put_bytes(void)
 static size_t extent_bytes_of(const assay_put_args_t *args)
 {
     return args->extent_bytes > 0 ? args->extent_bytes : as_extent_bytes(&args->shape);
+}
+
+static size_t block_bytes(const assay_put_t *put)
+{
+    return put->args.shape.layers * put->extent_bytes;
 }
 
 // ---- ending
@@ -172,6 +177,18 @@ static void tell_conflict(assay_client_t *client, const assay_store_t *store)
     }
 }
 
+// The store is not to wait for what is missing of a block that comes in pieces.
+static void give_up(const put_copy_t *copy)
+{
+    bool is_begun = copy->sent_bytes > 0 && copy->sent_bytes < block_bytes(copy->put);
+    if (is_begun && assay_link_is(copy->link, copy->epoch)) {
+        const as_wire_piece_t none = {as_wire_head(AS_WIRE_PIECE, copy->request), copy->sent_bytes};
+        as_status_t status =
+            as_net_send(copy->link->conn, &none, sizeof(none), NULL, 0, NULL, NULL);
+        (void)status; // else it finds out by itself
+    }
+}
+
 static void copy_end(put_copy_t *copy, as_status_t status)
 {
     assay_put_t *put = copy->put;
@@ -183,6 +200,7 @@ static void copy_end(put_copy_t *copy, as_status_t status)
     if (copy->call) {
         assay_call_drop(copy->call);
         copy->call = NULL;
+        give_up(copy);
     }
     as_loop_post(put->client->options.loop, &put->settle);
 }
@@ -220,11 +238,6 @@ static void on_timer(void *ctx)
 // ---- writing
 
 static void on_payload_sent(void *ctx, as_status_t status);
-
-static size_t block_bytes(const assay_put_t *put)
-{
-    return put->args.shape.layers * put->extent_bytes;
-}
 
 // The next of the pieces that the block is cut into, the first with the PUT itself.
 static as_status_t send_piece(put_copy_t *copy, const void *header, size_t header_bytes)

@@ -72,7 +72,8 @@ size_t as_conn_piece_bytes(const as_conn_t *conn, size_t bytes)
     check_conn(conn);
     size_t most = conn->net->ops->piece_bytes(conn);
     size_t pieces = bytes / most + (bytes % most > 0);
-    return pieces > 1 ? (bytes / pieces + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES : bytes;
+    return pieces > 1 ? ((bytes + pieces - 1) / pieces + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES
+                      : bytes;
 }
 
 void as_conn_set_user(as_conn_t *conn, void *user)

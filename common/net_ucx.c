@@ -205,8 +205,12 @@ static bool deliver(ucx_net_t *net)
         accept_one(net);
         any = true;
     }
-    while (!ucx_list_is_empty(&net->finished)) {
-        ucx_op_report(UCX_LIST_OF(net->finished.next, ucx_op_t));
+    // One turn over the finished, too: an owner that starts the next when one is done would go on for as
+    // long as UCX takes them, and hear nothing meanwhile.
+    ucx_list_t turn;
+    ucx_list_move(&net->finished, &turn);
+    while (!ucx_list_is_empty(&turn)) {
+        ucx_op_report(UCX_LIST_OF(turn.next, ucx_op_t));
         any = true;
     }
     // One turn over the dying; callbacks may append to the list, which then waits for the next

@@ -73,7 +73,7 @@ typedef struct ucx_conn {
 } ucx_conn_t;
 
 typedef struct ucx_op {
-    ucx_list_t link; // inflight or finished, or free list
+    ucx_list_t link; // batches, inflight or finished, or free list
     ucx_net_t *net;
     ucx_conn_t *conn; // NULL: an orphan, called back already
     as_net_done_fn done;
@@ -237,6 +237,17 @@ static inline void ucx_list_append(ucx_list_t *list, ucx_list_t *item)
     item->next = list;
     list->prev->next = item;
     list->prev = item;
+}
+
+// All of `from`, to the empty list `to`.
+static inline void ucx_list_move(ucx_list_t *from, ucx_list_t *to)
+{
+    ucx_list_init(to);
+    if (!ucx_list_is_empty(from)) {
+        *to = *from;
+        to->next->prev = to->prev->next = to;
+        ucx_list_init(from);
+    }
 }
 
 #define UCX_LIST_OF(item, type) ((type *)((char *)(item)-offsetof(type, link)))

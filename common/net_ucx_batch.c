@@ -45,6 +45,10 @@ void ucx_batch_send(ucx_conn_t *conn)
     if (!op) {
         return;
     }
+    if (!ucx_conn_alive(conn)) {
+        ucx_batch_drop(conn);
+        return;
+    }
     conn->batch = NULL;
     ucx_list_remove(&op->link);
     ucx_list_append(&ucx_conn_net(conn)->inflight, &op->link);

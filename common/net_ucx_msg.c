@@ -262,8 +262,8 @@ static ucs_status_t on_greeting(void *arg, const void *header, size_t header_byt
     memcpy(&greeting, header, header_bytes < sizeof(greeting) ? header_bytes : sizeof(greeting));
     bool connecting = conn->state == UCX_CONNECTING;
     if (greeting.magic != GREETING_MAGIC || greeting.version != GREETING_VERSION) {
-        AS_WARN("net", "peer speaks version %u of the data plane, this is %u", greeting.version,
-                GREETING_VERSION);
+        AS_WARN("net", "peer frames its messages by version %u, this is %u: update both together",
+                greeting.version, GREETING_VERSION);
         conn->state = UCX_OPEN; // it was reached, and is not of our kind
         ucx_conn_fail(conn, AS_ERR_PROTOCOL);
     } else if (connecting) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The write path: PUT. Nobody finds a block before its bytes are checked.
 //
-//   FREE -> RECEIVING -> CHECKING -> [STORING ->] FREE      (block: FILLING, SEALED)
+//   FREE -> RECEIVING [-> CHECKING] [-> STORING] -> FREE    (block: FILLING, SEALED)
 //             any of them -> DEAD -> FREE                   (block: DYING, ABSENT; of STORING: SEALED)
 //   FREE -> AFFIRMING -> FREE
 //

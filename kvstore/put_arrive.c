@@ -174,11 +174,24 @@ static kvs_put_t *put_of(const kvs_conn_t *conn, uint64_t request)
     return slot == KVS_PUT_NONE ? NULL : &puts->slots[slot];
 }
 
+void kvs_put_give_up(kvs_conn_t *conn, uint64_t request, as_status_t status)
+{
+    kvs_put_t *put = put_of(conn, request);
+    if (put) {
+        kvs_put_end(put, status);
+    }
+}
+
 void kvs_put_piece(kvs_conn_t *conn, const as_wire_piece_t *piece, const as_net_msg_t *msg)
 {
     kvs_put_t *put = put_of(conn, piece->head.request);
+    conn->progress_us = as_loop_now_us(conn->store->options.loop);
     if (!put) {
         return; // it was answered
+    }
+    if (msg->data_bytes == 0) {
+        kvs_put_end(put, AS_ERR_INVALID); // given up: nobody waits for an answer
+        return;
     }
     uint64_t left = kvs_block_bytes(put->block) - put->arrived;
     if (!msg->data || msg->data_bytes > left || msg->data_bytes > KVS_VERIFY_BYTES_MAX ||

@@ -514,7 +514,9 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
                                  head->request),
             .status = AS_WIRE_DENIED};
         kvs_conn_reply(conn, &reply, sizeof(reply));
-    } else if (head->type != AS_WIRE_PIECE) { // no right to have asked for the lease that it names
+    } else if (head->type == AS_WIRE_PIECE) {
+        kvs_put_give_up(conn, head->request, AS_ERR_DENIED);
+    } else { // no right to have asked for the lease that it names
         kvs_conn_offend(conn, "what its token does not allow");
     }
     return false;

@@ -254,6 +254,8 @@ uint32_t kvs_puts_count(const kvs_puts_t *puts);
 void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us);
 void kvs_puts_end_conn(kvs_conn_t *conn);
 void kvs_put_serve(kvs_conn_t *conn, const as_wire_put_t *ask, uint32_t tenant, as_net_msg_t *msg);
+// Of a put whose bytes are still coming in pieces; of others it does nothing.
+void kvs_put_give_up(kvs_conn_t *conn, uint64_t request, as_status_t status);
 void kvs_put_piece(kvs_conn_t *conn, const as_wire_piece_t *piece, const as_net_msg_t *msg);
 
 // stage.c: the memory that a client on this host puts from.

@@ -14,6 +14,7 @@
 //   RELEASE  lease                       (no answer)
 //   SHARE    memory of the same host     SHARED       whether blocks can be taken from it
 //   PUT      key, checksums + block      STORED       status: EXISTS, CONFLICT, ...
+//   PIECE    + what follows of a block   (no answer but its PUT's)
 //
 // An answer carries the request number of its question; numbers are the client's own. Each thing
 // asked for by a READ has a number of its own, and its own answer. The first message on a connection
@@ -21,8 +22,8 @@
 // tenant.
 //
 // A PUT comes with its block's bytes, or says where in the memory of SHARE they lie: they must stay
-// there unchanged until the answer. Of a large block the network moves the bytes only when the store
-// takes them, so one that is there already costs a message.
+// there unchanged until the answer. A large block comes in pieces, or the network moves its bytes when
+// the store takes them, so that one that is there already costs little.
 //
 // What a connection can find and write is its tenant's: other tenants' blocks are not there for it.
 // Only a token with the right "peer" names the tenant of a question; all others leave it 0.
@@ -364,8 +365,8 @@ _Static_assert(offsetof(as_wire_put_t, kind) == 112, "layout on the wire");
 _Static_assert(offsetof(as_wire_put_t, place) == 144, "layout on the wire");
 _Static_assert(offsetof(as_wire_put_t, crcs) == 160, "layout on the wire");
 
-// PIECE; payload: what follows in the block of a PUT. Its request number is the PUT's, whose STORED may come
-// before the last one: then what is still to come is of no use
+// PIECE; payload: what follows in the block of a PUT; none: the writer gives it up. Its request number is the
+// PUT's, whose STORED may come before the last one: then what is still to come is of no use
 //     16     8  offset in the block: where the piece before has ended
 typedef struct as_wire_piece {
     as_wire_head_t head;

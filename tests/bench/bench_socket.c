@@ -85,9 +85,10 @@ int main(int argc, char **argv)
 {
     size_t piece = argc == 4 ? strtoul(argv[1], NULL, 10) : 0;
     size_t set = argc == 4 ? strtoul(argv[2], NULL, 10) << 20 : 0;
-    if (piece == 0 || set < piece || set % piece != 0) {
+    double seconds = argc == 4 ? strtod(argv[3], NULL) : 0;
+    if (piece == 0 || set < piece || set % piece != 0 || seconds <= 0) {
         fprintf(stderr, "usage: bench_socket PIECE_BYTES SET_MIB SECONDS, the set a multiple of "
-                        "the piece\n");
+                        "the piece, and longer than no time\n");
         return 2;
     }
     uint8_t *memory = as_mem_aligned(4096, set);
@@ -104,7 +105,7 @@ int main(int argc, char **argv)
     }
     close(ends[1]);
     double cpu = cpu_s(RUSAGE_SELF), began = now_s();
-    uint64_t bytes = send_for(ends[0], memory, set, piece, strtod(argv[3], NULL));
+    uint64_t bytes = send_for(ends[0], memory, set, piece, seconds);
     double own = cpu_s(RUSAGE_SELF) - cpu;
     close(ends[0]);
     if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {

@@ -41,9 +41,8 @@ typedef struct attack {
     as_shared_t stage; // of the attacker
     uint8_t *payloads[MESSAGES_MAX];
     uint32_t sent;
-    uint64_t last_lease;
-    uint64_t
-        put; // request number of the last one // that the store gave, so that an input can use it
+    uint64_t last_lease; // that the store gave, so that an input can use it
+    uint64_t put;        // request number of the last one
     bool done;
 } attack_t;
 

@@ -201,6 +201,26 @@ static void of_a_block_that_the_store_has_few_pieces_are_sent(void **state)
     assert_nothing_is_held(&world);
 }
 
+static void a_block_that_is_given_up_between_two_pieces_is_free_at_once(void **state)
+{
+    (void)state;
+    begin(&uneven, 1, PIECE_BYTES);
+    const as_sim_faults_t link = {
+        .delay_us_min = 100, .delay_us_max = 100, .bandwidth_bytes_per_s = 10000000};
+    as_sim_set_faults(world.sim, &link);
+    put_result_t result;
+    assay_put_t *put;
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &result, &put), AS_OK);
+    while (stat_of_store().reservations == 0) {
+        assert_true(as_loop_run_once(world.loop, true));
+    }
+    assay_put_cancel(put);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_ERR_CANCELLED);
+    assert_int_equal(put_block(&world, 0), AS_OK); // and not EXISTS, of what never comes
+    assert_nothing_is_held(&world);
+}
+
 static void over_tcp_extents_of_any_size_are_right(void **state)
 {
     (void)state;
@@ -234,6 +254,7 @@ int main(int argc, char **argv)
         TEST(a_store_that_is_lost_between_two_pieces_holds_up_nothing),
         TEST(what_is_urgent_overtakes_the_rest_of_a_large_extent),
         TEST(of_a_block_that_the_store_has_few_pieces_are_sent),
+        TEST(a_block_that_is_given_up_between_two_pieces_is_free_at_once),
     };
     const struct CMUnitTest over_tcp[] = {TEST(over_tcp_extents_of_any_size_are_right)};
     if (argc > 1) {

@@ -14,13 +14,16 @@ typedef struct setting {
     bool messages;
     uint32_t replicas;
     bool staged; // the store takes it out of the client's memory
+    bool pieces; // it comes in pieces, which keep their order
 } setting_t;
 
-static const setting_t settings[] = {{"large", false, false, 1, false},
-                                     {"small, by messages", true, true, 1, false},
-                                     {"two copies", false, true, 2, false},
-                                     {"staged", false, false, 1, true},
-                                     {"two copies, staged", false, false, 2, true}};
+static const setting_t settings[] = {{"large", false, false, 1, false, false},
+                                     {"small, by messages", true, true, 1, false, false},
+                                     {"two copies", false, true, 2, false, false},
+                                     {"staged", false, false, 1, true, false},
+                                     {"two copies, staged", false, false, 2, true, false},
+                                     {"in pieces", false, true, 1, false, true},
+                                     {"two copies, in pieces", false, true, 2, false, true}};
 
 static world_t world;
 static world_options_t options;
@@ -55,7 +58,11 @@ static void begin(const setting_t *setting, uint64_t seed)
     if (setting->staged) {
         assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS); // the client has offered its memory
     }
-    const as_sim_faults_t slow = {.delay_us_min = 10, .delay_us_max = 300};
+    if (setting->pieces) {
+        as_sim_set_piece_bytes(world.sim, as_block_bytes(&world.shape) / 12);
+    }
+    const as_sim_faults_t slow = {.delay_us_min = setting->pieces ? 100 : 10,
+                                  .delay_us_max = setting->pieces ? 100 : 300};
     as_sim_set_faults(world.sim, &slow);
     assert_int_equal(put_start(&world, BLOCK, 400000, &result, &put), AS_OK);
 }
