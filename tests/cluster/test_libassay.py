@@ -81,6 +81,21 @@ def prefix(tmp_path_factory):
     return where
 
 
+def test_all_that_is_installed_is_programs_and_library(tmp_path):
+    subprocess.run(["cmake", "--install", BUILD, "--prefix", tmp_path], check=True, capture_output=True)
+    programs = {"assay", "assay-gpuworker", "assay-kvstore", "assay-scheduler"}
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()}
+    rest = found - {f"bin/{name}" for name in programs} - {"include/assay.h"}
+    assert len(found) == len(rest) + len(programs) + 1
+    assert {re.sub("-[a-z]+(?=.cmake$)", "", path.split("/", 1)[1]) for path in rest if path.startswith("lib")} == {
+        "libassay.so", "libassay.so.1", "libassay.so.1.0.0", "pkgconfig/assay.pc", "cmake/assay/assayConfig.cmake",
+        "cmake/assay/assayConfigVersion.cmake", "cmake/assay/assayTargets.cmake"}
+    assert all(path.startswith("lib") for path in rest)
+    for name in sorted(programs):
+        done = subprocess.run([tmp_path / "bin" / name, "--version"], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0 and re.fullmatch(rf"{name} \d+\.\d+\.\d+\n", done.stdout), done
+
+
 @pytest.fixture(scope="module")
 def scheduler(tmp_path_factory):
     with Cluster(tmp_path_factory.mktemp("cluster"), workers=0, store_options=["--ram=32MiB"]) as cluster:
