@@ -92,6 +92,12 @@ static void on_join(void *ctx, as_status_t status, const ProtobufCMessage *messa
 {
     gpw_cluster_t *cluster = ctx;
     cluster->calling = false;
+    if (status == AS_ERR_CONFIG && !cluster->warned) {
+        AS_ERROR("cluster",
+                 "the scheduler is of another cluster than this worker's --cluster-id=%s; see "
+                 "--scheduler, and the --cluster-id of both",
+                 cluster->options.cluster_id);
+    }
     if (status != AS_OK) {
         call_failed(cluster, "join", status);
         return;
@@ -125,6 +131,7 @@ static void join(gpw_cluster_t *cluster)
     request.model_fingerprint.len = KEY_BYTES;
     request.numerics_id = cluster->numerics_id;
     request.name = cluster->name;
+    request.cluster_id = (char *)(uintptr_t)(o->cluster_id ? o->cluster_id : "");
     as_status_t status =
         as_rpc_call(o->scheduler, "Join", &request.base, CALL_DEADLINE_US, on_join, cluster, NULL);
     if (status != AS_OK) {

@@ -18,6 +18,7 @@ typedef struct gpw_cluster_options {
     const char *name, *http_address;
     as_key_t model_fingerprint;
     const char *numerics_id;
+    const char *cluster_id; // the scheduler of another refuses it; NULL: any; not copied
     uint64_t capacity_bytes;
     uint8_t instance_id[16]; // all 0: drawn at random
     uint64_t incarnation;    // 0: the wall clock

@@ -342,6 +342,7 @@ static as_status_t join_cluster(gpw_worker_t *worker)
                                      .client = o->client,
                                      .name = o->name,
                                      .http_address = o->http_address,
+                                     .cluster_id = o->cluster_id,
                                      .model_fingerprint = o->model->fingerprint,
                                      .numerics_id = numerics_id(o->model),
                                      .capacity_bytes = o->cache_bytes_max,

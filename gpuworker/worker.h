@@ -106,6 +106,7 @@ typedef struct gpw_worker_options {
     assay_client_t *client;           // on the io loop; NULL: no stores, every cache stays local
     as_rpc_client_t *scheduler;       // on the io loop; NULL: no scheduler
     const char *name, *http_address;  // for registration
+    const char *cluster_id;           // as in cluster.h
     uint8_t instance_id[16];          // of this node for the scheduler; all 0: drawn at random
     uint64_t incarnation;             // 0: the wall clock
     uint64_t tick_us; // simulation: virtual time that one unit of compute takes; 0: it runs at

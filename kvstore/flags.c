@@ -12,7 +12,8 @@
 #define HOST_BYTES_MAX 57 // clients take addresses of 63, with the port
 
 static struct {
-    const char *data_address, *rpc_address, *http_address, *scheduler, *name, *advertise;
+    const char *data_address, *rpc_address, *http_address, *scheduler, *name, *advertise,
+        *cluster_id;
     const char *disk, *cluster_key, *quota_file;
     int64_t drain_us, repair_rate, repair_wait_us;
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
@@ -89,6 +90,8 @@ static const as_option_t table[] = {
     ROW("drain-timeout", DURATION, drain_us, "30s", "TIME",
         "on SIGTERM, for handing blocks to other stores; 0s ends at once", .min = 0,
         .max = 86400e6),
+    ROW("cluster-id", STRING, cluster_id, "", "NAME",
+        "join the cluster of this name only; without it that of --scheduler"),
     ROW("name", STRING, name, "", "NAME", "name of the node, for people"),
     AS_OPERATORS_OPTION(common),
     AS_DAEMON_OPTIONS(common),
@@ -124,6 +127,9 @@ static as_status_t check(void)
     }
     if (strlen(values.name) > 63) {
         return complain("--name", values.name, "must have at most 63 bytes");
+    }
+    if (strlen(values.cluster_id) > 63) {
+        return complain("--cluster-id", values.cluster_id, "must have at most 63 bytes");
     }
     if (values.advertise && !is_host(values.advertise)) {
         return complain("--advertise", values.advertise,
@@ -177,6 +183,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->scheduler = values.scheduler;
     flags_p->name = values.name;
     flags_p->advertise = values.advertise;
+    flags_p->cluster_id = values.cluster_id;
     flags_p->tls = common.use_tls;
     return AS_OK;
 }

@@ -11,6 +11,7 @@ typedef struct kvs_flags {
     const char *rpc, *http;    // addresses
     const char *scheduler;     // NULL: none
     const char *name;
+    const char *cluster_id;
     const char *advertise;   // host as others reach it; NULL: that of the addresses
     const as_rpc_tls_t *tls; // NULL: plain text
 } kvs_flags_t;

@@ -200,6 +200,7 @@ typedef struct kvs_report_options {
     kvs_store_t *store;
     as_rpc_client_t *scheduler;             // of the service Scheduler
     const char *name;                       // for people; may be NULL
+    const char *cluster_id;                 // the scheduler of another refuses it; NULL: any
     const char *data_address;               // as others reach it; NULL: kvs_store_address
     const char *rpc_address, *http_address; // may be NULL
     uint64_t call_timeout_us;               // 0: 2 s

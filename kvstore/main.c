@@ -86,6 +86,7 @@ static as_status_t report_to(daemon_t *daemon, const kvs_flags_t *flags)
         .store = daemon->store,
         .scheduler = daemon->scheduler,
         .name = flags->name,
+        .cluster_id = flags->cluster_id,
         .data_address = daemon->told[0],
         .rpc_address = daemon->told[1],
         .http_address = daemon->told[2],

@@ -41,8 +41,9 @@ struct kvs_report {
     as_timer_t *beat;
     as_task_t flush;
     bool joined, joining, beating;
-    bool beat_again; // at once
-    bool leaving;    // the last word is said
+    bool beat_again;  // at once
+    bool leaving;     // the last word is said
+    bool is_stranger; // the scheduler is of another cluster, and that was told
     void (*left)(void *ctx);
     void *left_ctx;
     uint32_t calls; // callbacks that will still come
@@ -343,6 +344,11 @@ static void take_join(kvs_report_t *report, const Assay__JoinReply *reply)
     as_loop_post(report->loop, &report->flush);
 }
 
+static char *text(const char *from)
+{
+    return (char *)(uintptr_t)(from ? from : "");
+}
+
 static void on_joined(void *ctx, as_status_t status, const ProtobufCMessage *message)
 {
     kvs_report_t *report = ctx;
@@ -352,13 +358,15 @@ static void on_joined(void *ctx, as_status_t status, const ProtobufCMessage *mes
         take_join(report, (const Assay__JoinReply *)message);
     } else if (status != AS_ERR_CANCELLED) {
         AS_DEBUG("kvstore", "not joined: %s", as_status_str(status));
+        if (status == AS_ERR_CONFIG && !report->is_stranger) {
+            AS_ERROR("kvstore",
+                     "not joined: the scheduler is of another cluster than this store's "
+                     "--cluster-id=%s; see --scheduler, and the --cluster-id of both",
+                     text(report->options.cluster_id));
+        }
+        report->is_stranger = status == AS_ERR_CONFIG;
         as_timer_start(report->retry, backoff(report));
     }
-}
-
-static char *text(const char *from)
-{
-    return (char *)(uintptr_t)(from ? from : "");
 }
 
 static void join(kvs_report_t *report)
@@ -377,6 +385,7 @@ static void join(kvs_report_t *report)
     request.http_address = text(options->http_address);
     request.capacity_bytes = kvs_pool_bytes(options->store->pool);
     request.name = text(options->name);
+    request.cluster_id = text(options->cluster_id);
     request.draining = kvs_drain_is_on(options->store);
     as_status_t status = as_rpc_call(options->scheduler, "Join", &request.base,
                                      options->call_timeout_us, on_joined, report, NULL);

@@ -79,6 +79,9 @@ as_status_t sch_check_join(const Assay__JoinRequest *request, const char **text_
     if (!text_fits(request->name, SCH_NAME_BYTES_MAX)) {
         return wrong("name must be at most 63 visible characters", text_p);
     }
+    if (!text_fits(request->cluster_id, SCH_NAME_BYTES_MAX)) {
+        return wrong("cluster_id must be at most 63 visible characters", text_p);
+    }
     return AS_OK;
 }
 

@@ -28,7 +28,8 @@ static const as_option_t table[] = {
         "address of the gRPC service; port 0 picks one"),
     ROW("http", STRING, http, "127.0.0.1:0", "HOST:PORT",
         "address of /metrics, /livez and /readyz; port 0 picks one"),
-    ROW("cluster-id", STRING, cluster_id, "assay", "NAME", "name of the cluster, told to nodes"),
+    ROW("cluster-id", STRING, cluster_id, "assay", "NAME",
+        "name of the cluster: nodes with another --cluster-id are refused"),
     ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
         "keys of the cluster, as of the stores: a route needs a token, and tells of its tenant's "
         "blocks only; read again when it changes"),

@@ -42,13 +42,28 @@ static void refuse(ProtobufCClosure closure, void *data, as_status_t status, con
     as_rpc_fail(closure, data, status, text);
 }
 
+static bool is_of_cluster(const sch_scheduler_t *scheduler, const Assay__JoinRequest *request)
+{
+    return !request->cluster_id[0] || strcmp(request->cluster_id, scheduler->cluster_id) == 0;
+}
+
 static void on_join(Assay__Scheduler_Service *service, const Assay__JoinRequest *request,
                     Assay__JoinReply_Closure closure, void *data)
 {
     sch_scheduler_t *scheduler = scheduler_of(service);
     const char *text = NULL;
     sch_node_t *node = NULL;
+    char stranger[200];
     as_status_t status = sch_check_join(request, &text);
+    if (status == AS_OK && !is_of_cluster(scheduler, request)) {
+        snprintf(stranger, sizeof(stranger),
+                 "%s %s is of the cluster %s and this is %s (--cluster-id of both): it has another "
+                 "scheduler",
+                 request->role == ASSAY__ROLE__ROLE_STORE ? "store" : "worker", request->name,
+                 request->cluster_id, scheduler->cluster_id);
+        text = stranger;
+        status = AS_ERR_CONFIG;
+    }
     if (status == AS_OK) {
         status = sch_cluster_join(scheduler->cluster, request, &node, &text);
     }

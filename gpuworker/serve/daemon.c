@@ -162,6 +162,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.client = daemon->client;
     options.scheduler = daemon->scheduler;
     options.name = config->name;
+    options.cluster_id = config->cluster_id;
     options.http_address = http_address;
     return gpw_worker_alloc(&options, &daemon->worker);
 }

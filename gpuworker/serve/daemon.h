@@ -15,6 +15,7 @@ typedef struct gpw_daemon_config {
     const char *token;              // file; NULL: none
     const char *encrypt_key;        // file; NULL: none
     const char *name;               // of this worker, for people
+    const char *cluster_id;         // "": any
     const char *compressor;
     const char *weights; // "f16" or "f32"
     int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;

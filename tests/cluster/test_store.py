@@ -60,3 +60,18 @@ def test_two_stores_do_not_share_a_directory(tmp_path):
                           timeout=END_SECONDS)
     assert done.returncode == 1 and "in use by another store" in done.stderr
     assert store.end() == 0
+
+
+def test_nodes_of_another_cluster_are_refused_and_both_sides_say_so(tmp_path):
+    with Cluster(tmp_path, stores=0, workers=0, scheduler_options=["--cluster-id=blue"],
+                 worker_options=["--cluster-id=green"]) as world:
+        lost = world.start_store(["--cluster-id=green", "--name=stray"])
+        worker = world.launch_worker()
+        wait_until(lambda: "not joined: the scheduler is of another cluster" in lost.log_text(), 20, "the store says so")
+        wait_until(lambda: "of another cluster than this worker's --cluster-id=green" in worker.log_text(), 30, "the worker says so")
+        assert "store stray is of the cluster green and this is blue" in world.scheduler.log_text()
+        own, other = world.start_store(["--cluster-id=blue"]), world.start_store([])
+        wait_until(lambda: len(world.stat()["nodes"]) == 2, 10, "those of blue and of no name have joined")
+        ids = {node["node_id"] for node in world.stat()["nodes"]}
+        assert ids == {store.address["node_id"] for store in (own, other)}
+        assert lost.log_text().count("not joined: the scheduler is of another cluster") == 1
