@@ -9,6 +9,8 @@ from harness import BIN, Process
 LOAD = os.path.join(BIN, "store_load")
 FULL = bool(os.environ.get("ASSAY_TEST_FULL"))
 SECONDS = 120
+# Of a client: what it puts and reads goes over TCP, and not through the memory of its host.
+BY_MESSAGES = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
 
 
 class Acknowledged:
@@ -30,10 +32,10 @@ def start_store(folder, disk, *options):
     return Process("assay-kvstore", arguments, folder / f"store-{number}.log").wait_ready()
 
 
-def load(store, acknowledged, until, then, count=100000):
+def load(store, acknowledged, until, then, count=100000, env=None):
     """Puts blocks; calls `then` once `until` were acknowledged, and reads on to the end."""
     arguments = [LOAD, "put", store.address["data"], store.address["node_id"], str(acknowledged.next), str(count)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=env) as child:
         try:
             lines = 0
             for line in child.stdout:
@@ -60,11 +62,11 @@ def check(store, numbers, env=None):
     return found
 
 
-def expect_kept(store, acknowledged, last=4000):
+def expect_kept(store, acknowledged, last=4000, env=None):
     """Every durable block is right, no other is wrong."""
-    durable = check(store, acknowledged.durable[-last:])
+    durable = check(store, acknowledged.durable[-last:], env)
     assert not durable["wrong"] and not durable["missing"], durable
-    assert not check(store, acknowledged.taken[-last:])["wrong"]
+    assert not check(store, acknowledged.taken[-last:], env)["wrong"]
 
 
 # ---- blocks of a store that is in a cluster

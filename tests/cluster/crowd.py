@@ -5,12 +5,11 @@ import os
 import subprocess
 import urllib.request
 
-from crash import LOAD, check
+from crash import BY_MESSAGES, LOAD, check
 from harness import BIN, END_SECONDS, Process
 
 RAM_MIB = 32
 SANITIZED = bool(os.environ.get("ASSAY_TEST_SANITIZED"))  # keeps what was freed, and red zones
-BY_MESSAGES = {**os.environ, "UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
 
 
 class Crowd:
@@ -55,7 +54,10 @@ def rss_kib(store):
 
 def metric(store, name):
     text = urllib.request.urlopen(f"http://{store.address['http']}/metrics", timeout=30).read().decode()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"assay_kvstore_{name} "))
+    of = (f"assay_kvstore_{name} ", f"assay_kvstore_{name}{{")  # with labels: the sum
+    found = [float(line.split()[-1]) for line in text.splitlines() if line.startswith(of)]
+    assert found, name
+    return sum(found)
 
 
 def others_are_served(store, first, env=None):
