@@ -87,7 +87,8 @@ void assay_close(assay_t *assay);
 int assay_exists(assay_t *assay, const uint8_t *keys, uint32_t count, uint32_t *hit_p);
 // Reads whole blocks of a chain into `buffer` (count * block bytes, block after block). hit_p: how
 // many consecutive blocks from the first are complete and checked; ASSAY_OK when that is all of
-// them, ASSAY_MISS when fewer.
+// them, ASSAY_MISS when fewer; ASSAY_BUSY when the next one is there, and its store had no room or time to
+// bring it for as long as the call may wait for that, half of its time at most.
 int assay_get(assay_t *assay, const assay_shape_t *shape, const uint8_t *keys, uint32_t count,
               void *buffer, uint32_t *hit_p);
 // Stores one block: key i of `keys` (a chain, so that placement and parents are known).

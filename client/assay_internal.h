@@ -62,6 +62,7 @@ struct assay_op {
     uint32_t refs; // the caller's handle, the client
     int result;
     uint32_t hit;
+    bool busy; // a store was too busy for the block behind them
     uint64_t load_us;
     char error[ASSAY_ERROR_BYTES];
     uint64_t deadline_us;

@@ -159,6 +159,7 @@ static void on_located(void *ctx, uint32_t block_count)
 {
     assay_op_t *op = ctx;
     op->hit = block_count;
+    op->busy = !op->statuses && assay_fetch_is_busy(op->fetch);
     if (op->kind != ASSAY_KIND_EXISTS || op->shape.layers == 0) {
         return;
     }
@@ -195,6 +196,8 @@ static void on_fetched(void *ctx, as_status_t status, uint32_t hole)
     op->fetch = NULL;
     if (status != AS_OK) {
         op->hit = hole;
+    } else if (op->busy) { // the rest is there, and was not to be had now
+        status = AS_ERR_BUSY;
     }
     // What a store that refuses us has is no miss: it was not looked for.
     bool missed = status == AS_OK || status == AS_ERR_NOT_FOUND || status == AS_ERR_UNREACHABLE;

@@ -133,7 +133,7 @@ typedef struct assay_fetch_args {
     // and layer_stride is as_extent_bytes.
     as_status_t *statuses;
     // How many blocks, from the first without a hole, are there and leased. Called once, before any
-    // layer. Only these are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND).
+    // layer. Only these are fetched; 0 ends the fetch (on_done with AS_ERR_NOT_FOUND, or AS_ERR_BUSY).
     void (*on_located)(void *ctx, uint32_t block_count);
     // Every located extent of this layer has arrived and was checked. Ascending.
     void (*on_layer)(void *ctx, uint32_t layer);
@@ -159,6 +159,9 @@ void assay_fetch_cancel(assay_fetch_t *fetch);
 as_status_t assay_locate(assay_client_t *client, const assay_fetch_args_t *args,
                          assay_fetch_t **fetch_p) AS_MUST_USE;
 uint64_t assay_fetch_bytes(const assay_fetch_t *fetch); // arrived so far
+// Whether the first block that was not located is somewhere where there was no room or time for it: to be
+// asked for again later. For use in on_located.
+bool assay_fetch_is_busy(const assay_fetch_t *fetch);
 // Which node each of the first `count` blocks was located at; 0: none. For use in on_located.
 void assay_fetch_nodes(const assay_fetch_t *fetch, uint64_t *node_ids, uint32_t count);
 

@@ -150,7 +150,7 @@ as_status_t assay_fetch_begin(assay_client_t *client, const assay_fetch_args_t *
     fetch->layer_first = locate_only ? 0 : args->first_layer;
     fetch->layer_end = locate_only ? 0 : args->first_layer + layers_of(args);
     fetch->next_layer = fetch->layer_first;
-    fetch->began_us = assay_now_us(client);
+    fetch->began_us = fetch->found_us = assay_now_us(client);
     fetch->deadline_us = args->deadline_us < UINT64_MAX - fetch->began_us
                              ? fetch->began_us + args->deadline_us
                              : UINT64_MAX;
@@ -197,6 +197,15 @@ uint64_t assay_fetch_bytes(const assay_fetch_t *fetch)
     return fetch->bytes;
 }
 
+bool assay_fetch_is_busy(const assay_fetch_t *fetch)
+{
+    uint32_t b = 0;
+    while (b < fetch->args.block_count && fetch->blocks[b].part) {
+        b++;
+    }
+    return b < fetch->args.block_count && fetch->blocks[b].busy;
+}
+
 void assay_fetch_nodes(const assay_fetch_t *fetch, uint64_t *node_ids, uint32_t count)
 {
     for (uint32_t b = 0; b < count && b < fetch->args.block_count; b++) {
@@ -238,7 +247,11 @@ static void located(assay_fetch_t *fetch)
     fetch->state = FETCH_READING;
     fetch->limit = fetch->args.statuses ? fetch->args.block_count : count;
     for (uint32_t b = 0; b < fetch->args.block_count; b++) {
-        fetch->blocks[b].is_hole = !fetch->blocks[b].part;
+        assay_block_t *block = &fetch->blocks[b];
+        block->is_hole = !block->part;
+        if (fetch->args.statuses && block->is_hole && block->busy) {
+            fetch->args.statuses[b] = AS_ERR_BUSY;
+        }
     }
     fetch->missing = (uint64_t)count * assay_fetch_layers(fetch);
     for (uint32_t layer = fetch->layer_first; layer < fetch->layer_end; layer++) {
@@ -255,7 +268,8 @@ static void located(assay_fetch_t *fetch)
     }
     if (fetch->locate_only || count == 0) {
         bool told = fetch->locate_only || fetch->args.statuses;
-        assay_fetch_end(fetch, told ? AS_OK : AS_ERR_NOT_FOUND, count);
+        as_status_t missed = assay_fetch_is_busy(fetch) ? AS_ERR_BUSY : AS_ERR_NOT_FOUND;
+        assay_fetch_end(fetch, told ? AS_OK : missed, count);
         return;
     }
     on_timer(fetch); // from here it watches for stalls
@@ -265,7 +279,7 @@ static void located(assay_fetch_t *fetch)
 void assay_fetch_answered(assay_fetch_t *fetch)
 {
     assay_locate_again(fetch);
-    if (fetch->parts_open == 0) {
+    if (fetch->parts_open == 0 && !fetch->renewing) {
         located(fetch);
     }
 }
@@ -527,6 +541,7 @@ static void on_timer(void *ctx)
             }
         }
         until_us = fetch->locate_until_us < until_us ? fetch->locate_until_us : until_us;
+        until_us = assay_lease_renew(fetch, now_us, until_us);
     } else if (fetch->state == FETCH_READING) {
         assay_read_check_stalls(fetch, now_us);
         uint64_t patience_us = fetch->client->options.connect_timeout_us;

@@ -243,6 +243,7 @@ typedef struct assay_block {
     uint8_t candidates, sure, tries; // there are; are asked in any case; were asked
     bool placed;                     // the node of its run is known
     bool lost;                       // a store failed that may have it
+    bool busy;                       // one was too busy for it: it is asked for again
     bool is_hole;                    // it is not to be had; known once all is located
     ask_state_t everywhere;          // the question to every store
     as_status_t status;              // why it could not be had
@@ -261,6 +262,8 @@ struct assay_fetch {
     as_task_t pump;    // there may be something to ask for or to copy
     uint64_t began_us, deadline_us, locate_until_us;
     uint64_t again_us; // when what was refused is asked again; 0: nothing was
+    bool renewing;     // then, too: blocks that a store was too busy for are asked of all again
+    uint64_t found_us; // when a block was last located
     void *arena;
     as_key_t *keys;
     assay_block_t *blocks;
@@ -304,7 +307,8 @@ bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_i
 as_status_t assay_locate_plan(assay_fetch_t *fetch) AS_MUST_USE; // makes the parts
 void assay_locate_start(assay_fetch_t *fetch);
 // Asks the next candidate of each block that nobody has and nobody is asked for; what has none left
-// is a hole, once the fetch is reading.
+// is asked of all of them once more where one was busy (fetch->renewing), else a hole, once the fetch is
+// reading.
 void assay_locate_again(assay_fetch_t *fetch);
 void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us); // what was asked until then
 void assay_locate_retry(assay_fetch_t *fetch);                      // what was refused for now

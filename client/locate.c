@@ -6,6 +6,10 @@
 // one before does not have it, cannot be reached or, later, fails to give it. Each round asks all
 // stores at once. What a store says is bounded and compared with the shape before it is believed.
 //
+// A store that has a block and cannot give it now (it is busy, or brings it from disk) is asked again
+// after a moment, when nobody else has it: as long as that brings blocks, and for half of the fetch's time
+// at most, since what was found is still to be read.
+//
 // The lease counts from when the question was sent, so by our clock it ends before it ends at the
 // store.
 #include <string.h>
@@ -172,8 +176,19 @@ static void part_fail(assay_part_t *part, as_status_t status)
     for (uint32_t i = 0; i < part->count; i++) {
         assay_block_t *block = &fetch->blocks[part->blocks[i]];
         block->lost = true;
+        block->busy |= status == AS_ERR_BUSY;
         block->status = status;
     }
+}
+
+// For what was asked since then.
+static bool has_patience(const assay_fetch_t *fetch, uint64_t since_us)
+{
+    uint64_t now_us = assay_now_us(fetch->client);
+    since_us = since_us > fetch->found_us ? since_us : fetch->found_us;
+    bool has_time = fetch->state == FETCH_READING ||
+                    now_us - fetch->began_us < (fetch->deadline_us - fetch->began_us) / 2;
+    return has_time && now_us - since_us < fetch->client->options.connect_timeout_us / 2;
 }
 
 static void part_wait(assay_part_t *part)
@@ -196,7 +211,8 @@ static bool is_last_resort(const assay_part_t *part)
 static void on_part_failed(void *owner, as_status_t status)
 {
     assay_part_t *part = owner;
-    if (status == AS_ERR_BUSY && is_last_resort(part)) {
+    if (status == AS_ERR_BUSY && is_last_resort(part) &&
+        has_patience(part->fetch, part->begun_us)) {
         part_wait(part);
         return;
     }
@@ -230,6 +246,8 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
     const as_shape_t *shape = &fetch->args.shape;
     assay_block_t *block = &fetch->blocks[part->blocks[position]];
     if (place->status != AS_WIRE_OK) {
+        block->busy |= place->status == AS_WIRE_BUSY;
+        block->status = block->busy ? AS_ERR_BUSY : block->status;
         return;
     }
     if (!fetch->locate_only) {
@@ -261,6 +279,8 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
                shape->layers * sizeof(uint32_t));
     }
     block->part = part;
+    block->busy = false;
+    fetch->found_us = assay_now_us(fetch->client);
     block->position = position;
     block->address = place->address;
 }
@@ -342,20 +362,11 @@ static void part_ask(assay_part_t *part)
                                         on_part_failed};
     part->waits = false;
     as_status_t status = assay_call_start(part->link, &params, &part->call);
-    if (status == AS_ERR_BUSY) {
+    if (status == AS_ERR_BUSY && has_patience(part->fetch, part->begun_us)) {
         part_wait(part);
     } else if (status != AS_OK) {
         part_fail(part, status);
         part_end(part);
-    }
-}
-
-void assay_locate_retry(assay_fetch_t *fetch)
-{
-    for (assay_part_t *part = fetch->parts; part; part = part->next) {
-        if (part->waits) {
-            part_ask(part);
-        }
     }
 }
 
@@ -372,12 +383,55 @@ void assay_locate_start(assay_fetch_t *fetch)
     }
 }
 
-// Blocks that nobody has and nobody is left to be asked for.
+// Nobody has it, and nobody is left to be asked.
+static bool is_nowhere(const assay_block_t *block)
+{
+    return !block->part && !block->is_hole && block->asked == 0 && block->reads == 0;
+}
+
+// Where blocks count as a chain, nothing behind the first that is surely missing is worth a wait.
+static bool waits_for_busy(const assay_fetch_t *fetch, uint32_t end)
+{
+    for (uint32_t i = 0; i < end; i++) {
+        if (is_nowhere(&fetch->blocks[i]) && (fetch->blocks[i].busy || !fetch->args.statuses)) {
+            return fetch->blocks[i].busy;
+        }
+    }
+    return false;
+}
+
+// All candidates of the blocks that one of them was too busy for are to be asked again.
+static void renew(assay_fetch_t *fetch)
+{
+    fetch->renewing = false;
+    for (uint32_t i = 0; i < fetch->args.block_count; i++) {
+        assay_block_t *block = &fetch->blocks[i];
+        if (is_nowhere(block) && block->busy) {
+            block->busy = false;
+            block->tries = 0;
+            block->everywhere = ASK_NOT;
+            fetch->seeking = true;
+        }
+    }
+}
+
+void assay_locate_retry(assay_fetch_t *fetch)
+{
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        if (part->waits) {
+            part_ask(part);
+        }
+    }
+    if (fetch->renewing) {
+        renew(fetch);
+    }
+}
+
 static void find_holes(assay_fetch_t *fetch)
 {
     for (uint32_t i = 0; fetch->state == FETCH_READING && i < fetch->limit; i++) {
         const assay_block_t *block = &fetch->blocks[i];
-        if (!block->part && !block->is_hole && block->asked == 0 && block->reads == 0) {
+        if (is_nowhere(block) && !(block->busy && fetch->renewing)) {
             assay_fetch_hole(fetch, i, block->status != AS_OK ? block->status : AS_ERR_NOT_FOUND);
         }
     }
@@ -386,17 +440,24 @@ static void find_holes(assay_fetch_t *fetch)
 void assay_locate_again(assay_fetch_t *fetch)
 {
     bool reading = fetch->state == FETCH_READING, asked = true;
+    uint32_t end = reading ? fetch->limit : fetch->args.block_count;
     as_status_t status = AS_OK;
+    if (fetch->parts_open == 0) {
+        fetch->locate_until_us =
+            assay_now_us(fetch->client) + fetch->client->options.connect_timeout_us;
+    }
     // Once more where the next candidate cannot even be asked.
     while (fetch->seeking && asked && status == AS_OK) {
-        status = plan(fetch, reading ? fetch->limit : fetch->args.block_count, &asked);
+        status = plan(fetch, end, &asked);
         assay_locate_start(fetch);
+    }
+    if (waits_for_busy(fetch, end) && has_patience(fetch, fetch->began_us)) {
+        fetch->renewing = true;
+        assay_fetch_later(fetch);
     }
     if (reading) {
         find_holes(fetch);
     }
-    fetch->locate_until_us =
-        assay_now_us(fetch->client) + fetch->client->options.connect_timeout_us;
 }
 
 void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)

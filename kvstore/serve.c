@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stage "serve": connections of clients, and LOCATE and RELEASE; the other messages are handed to
+// Stage "serve": connections of clients, RENEW and RELEASE; the other messages are handed to locate.c,
 // read.c and put.c.
 //
 // A connection begins with HELLO. Every header is checked by as_wire_check and every count against
@@ -14,7 +14,7 @@
 #include "common/assert.h"
 #include "common/fault.h"
 #include "common/log.h"
-#include "kvstore/store.h"
+#include "kvstore/locate.h"
 
 // ---- connections
 
@@ -231,187 +231,19 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
     }
 }
 
-// ---- LOCATE
-
-as_status_t kvs_locates_alloc(kvs_store_t *store)
-{
-    const size_t key_bytes = AS_WIRE_KEYS_MAX * sizeof(as_key_t);
-    const size_t each = (key_bytes + AS_WIRE_LOCATED_BYTES_MAX + 63) / 64 * 64;
-    store->locate_memory = as_mem_alloc(KVS_LOCATES_MAX * each);
-    if (!store->locate_memory) {
-        return AS_ERR_NO_MEMORY;
-    }
-    for (uint32_t i = 0; i < KVS_LOCATES_MAX; i++) {
-        kvs_locate_t *locate = &store->locates[i];
-        locate->keys = (as_key_t *)(void *)(store->locate_memory + i * each);
-        locate->answer = store->locate_memory + i * each + key_bytes;
-        locate->next = store->locates_unused;
-        store->locates_unused = locate;
-        store->locates_left++;
-    }
-    return AS_OK;
-}
-
-static void locate_give(kvs_locate_t *locate)
-{
-    kvs_conn_t *conn = locate->conn;
-    locate->conn = NULL;
-    locate->next = conn->store->locates_unused;
-    conn->store->locates_unused = locate;
-    conn->store->locates_left++;
-    conn->locates--;
-    kvs_conn_drop(conn);
-}
-
-static void on_located_sent(void *ctx, as_status_t status)
-{
-    (void)status;
-    locate_give(ctx);
-}
+// ---- leases
 
 // What is granted of what is asked for.
-static uint64_t lease_time_us(const kvs_store_t *store, uint32_t lease_ms)
+uint64_t kvs_lease_time_us(const kvs_store_t *store, uint32_t lease_ms)
 {
     uint64_t lease_us = (uint64_t)lease_ms * 1000;
     return lease_us < store->options.lease_us_max ? lease_us : store->options.lease_us_max;
 }
 
 // How much longer than it was granted for a lease is kept: clocks do not run alike.
-static uint64_t lease_grace_us(uint64_t lease_us)
+uint64_t kvs_lease_grace_us(uint64_t lease_us)
 {
     return lease_us / 64 + KVS_LEASE_GRACE_US;
-}
-
-// A block on disk only: found by a question without a lease, which is only a look.
-static const kvs_spec_t *look_on_disk(const kvs_locate_t *locate, uint32_t i)
-{
-    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
-    return locate->header.lease_ms == 0
-               ? kvs_tier_find(locate->conn->store, &locate->keys[i], realm)
-               : NULL;
-}
-
-// Finds the blocks and leases them; an error leaves none leased.
-static as_status_t locate_find(kvs_locate_t *locate, kvs_block_t **blocks, as_wire_located_t *reply)
-{
-    kvs_conn_t *conn = locate->conn;
-    kvs_store_t *store = conn->store;
-    uint32_t hits = 0;
-    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
-    for (uint32_t i = 0; i < locate->header.key_count; i++) {
-        kvs_expire_key(store, &locate->keys[i], realm);
-        blocks[i] = kvs_index_find(store->index, &locate->keys[i], realm);
-        hits += blocks[i] || look_on_disk(locate, i);
-    }
-    kvs_count(&store->counted.hits, KVS_METRIC_HITS, hits);
-    kvs_count(&store->counted.misses, KVS_METRIC_MISSES, locate->header.key_count - hits);
-    if (hits == 0 || locate->header.lease_ms == 0) {
-        return AS_OK;
-    }
-    uint64_t lease_us = lease_time_us(store, locate->header.lease_ms);
-    uint64_t now_us = as_loop_now_us(store->options.loop);
-    as_status_t status =
-        kvs_lease_begin(store->leases, &conn->leases, blocks, locate->header.key_count,
-                        now_us + lease_us + lease_grace_us(lease_us), &reply->lease_id);
-    if (status == AS_OK) {
-        reply->lease_ms = (uint32_t)(lease_us / 1000);
-        kvs_store_watch(store);
-    }
-    return status;
-}
-
-// Where a block lies is told only to who may read it there: it depends on the blocks of all tenants.
-static uint64_t address_of(const kvs_conn_t *conn, const kvs_block_t *block)
-{
-    return conn->rights & AS_TOKEN_DIRECT
-               ? (uint64_t)(uintptr_t)kvs_index_extent(conn->store->index, block, 0)
-               : 0;
-}
-
-// Writes places and checksums behind each other; returns their bytes.
-static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *blocks,
-                           as_wire_located_t *reply)
-{
-    const kvs_store_t *store = locate->conn->store;
-    uint8_t *places = locate->answer;
-    uint8_t *crcs = places + locate->header.key_count * sizeof(as_wire_place_t);
-    for (uint32_t i = 0; i < locate->header.key_count; i++) {
-        as_wire_place_t place = {.status = AS_WIRE_NOT_FOUND};
-        const kvs_block_t *block = blocks[i];
-        const kvs_spec_t *on_disk = block ? NULL : look_on_disk(locate, i);
-        if (on_disk) {
-            place = (as_wire_place_t){.status = AS_WIRE_OK,
-                                      .layers = on_disk->layers,
-                                      .extent_bytes = on_disk->extent_bytes,
-                                      .tokens = on_disk->tokens};
-        } else if (block) {
-            place = (as_wire_place_t){
-                .status = AS_WIRE_OK,
-                .layers = block->layers,
-                .extent_bytes = block->extent_bytes,
-                .tokens = block->tokens,
-                .address = address_of(locate->conn, block),
-                .crc_first = reply->crc_count,
-            };
-            memcpy(crcs + reply->crc_count * sizeof(uint32_t), kvs_index_crcs(store->index, block),
-                   block->layers * sizeof(uint32_t));
-            reply->crc_count += block->layers;
-        }
-        memcpy(places + i * sizeof(place), &place, sizeof(place));
-    }
-    reply->key_count = locate->header.key_count;
-    return locate->header.key_count * sizeof(as_wire_place_t) + reply->crc_count * sizeof(uint32_t);
-}
-
-static void on_locate_keys(void *ctx, as_status_t status)
-{
-    kvs_locate_t *locate = ctx;
-    kvs_conn_t *conn = locate->conn;
-    if (status != AS_OK || !conn->net || as_fault(AS_FAULT_serve_locate_drop)) {
-        locate_give(locate);
-    } else if (!kvs_tier_wait(locate)) {
-        kvs_locate_answer(locate);
-    }
-}
-
-bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us)
-{
-    bool waiting = false;
-    for (uint32_t i = 0; i < KVS_LOCATES_MAX; i++) {
-        kvs_locate_t *locate = &store->locates[i];
-        if (locate->conn && locate->promoting > 0 && locate->wait_until_us <= now_us) {
-            kvs_tier_give_up(locate);
-            kvs_locate_answer(locate);
-        }
-        waiting |= locate->conn && locate->promoting > 0;
-    }
-    return waiting;
-}
-
-void kvs_locate_answer(kvs_locate_t *locate)
-{
-    kvs_conn_t *conn = locate->conn;
-    bool is_its_own = conn->rights & AS_TOKEN_PEER || locate->header.tenant == conn->tenant;
-    if (!conn->net || !conn->greeted || !is_its_own) { // or denied since it asked
-        locate_give(locate);
-        return;
-    }
-    kvs_block_t *blocks[AS_WIRE_KEYS_MAX];
-    as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, locate->header.head.request)};
-    as_status_t status = locate_find(locate, blocks, &reply);
-    if (status != AS_OK) {
-        as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
-        reply.status = as_wire_status_of(status);
-        kvs_conn_reply(conn, &reply, sizeof(reply));
-        locate_give(locate);
-        return;
-    }
-    size_t bytes = locate_write(locate, blocks, &reply);
-    if (as_net_send(conn->net, &reply, sizeof(reply), locate->answer, bytes, on_located_sent,
-                    locate) != AS_OK) {
-        kvs_lease_end(conn->store->leases, &conn->leases, reply.lease_id);
-        locate_give(locate);
-    }
 }
 
 static void serve_renew(kvs_conn_t *conn, const as_wire_renew_t *ask)
@@ -422,7 +254,8 @@ static void serve_renew(kvs_conn_t *conn, const as_wire_renew_t *ask)
     if (as_fault(AS_FAULT_serve_renew_drop)) {
         return;
     }
-    uint64_t lease_us = lease_time_us(store, ask->lease_ms), grace_us = lease_grace_us(lease_us);
+    uint64_t lease_us = kvs_lease_time_us(store, ask->lease_ms),
+             grace_us = kvs_lease_grace_us(lease_us);
     uint64_t now_us = as_loop_now_us(store->options.loop);
     uint64_t until_us =
         kvs_lease_renew(store->leases, &conn->leases, ask->lease_id, now_us + lease_us + grace_us);
@@ -441,40 +274,6 @@ static void serve_release(kvs_conn_t *conn, const as_wire_release_t *release)
     kvs_reads_end_lease(conn, release->lease_id);
     kvs_lease_end(conn->store->leases, &conn->leases, release->lease_id);
     kvs_conn_drop(conn);
-}
-
-static void serve_locate(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_msg_t *msg)
-{
-    kvs_store_t *store = conn->store;
-    if (ask->key_count == 0 || ask->key_count > AS_WIRE_KEYS_MAX ||
-        msg->data_bytes != ask->key_count * sizeof(as_key_t) ||
-        (ask->kind != AS_WIRE_FULL && ask->kind != AS_WIRE_SEALED)) {
-        kvs_conn_offend(conn, "a malformed LOCATE");
-        return;
-    }
-    uint32_t tenant;
-    if (!kvs_admit_tenant(conn, ask->tenant, &tenant)) {
-        kvs_conn_offend(conn, "a LOCATE in the name of a tenant");
-        return;
-    }
-    kvs_locate_t *locate = conn->locates < store->locates_left ? store->locates_unused : NULL;
-    if (locate) {
-        store->locates_unused = locate->next;
-        store->locates_left--;
-        conn->locates++;
-        locate->conn = conn;
-        locate->header = *ask;
-        locate->header.tenant = tenant;
-        kvs_conn_hold(conn);
-        if (as_net_msg_recv(msg, locate->keys, on_locate_keys, locate) == AS_OK) {
-            return;
-        }
-        locate_give(locate);
-    }
-    const as_wire_located_t reply = {.head = as_wire_head(AS_WIRE_LOCATED, ask->head.request),
-                                     .status = AS_WIRE_BUSY};
-    as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
-    kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
 static void serve_put(kvs_conn_t *conn, const as_wire_put_t *ask, as_net_msg_t *msg)
@@ -565,7 +364,7 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         serve_hello(conn, msg->header);
         break;
     case AS_WIRE_LOCATE:
-        serve_locate(conn, msg->header, msg);
+        kvs_locate_serve(conn, msg->header, msg);
         break;
     case AS_WIRE_READ:
         kvs_read_serve(conn, msg->header);

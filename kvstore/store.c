@@ -10,6 +10,7 @@
 #include "kvstore/disk/disk.h"
 #include "kvstore/disk/image.h"
 #include "kvstore/evict.h"
+#include "kvstore/locate.h"
 #include "kvstore/pages.h"
 
 #define BLOCKS_MIN      1024u
@@ -368,12 +369,14 @@ void kvs_store_free(kvs_store_t *store)
     while (store->conns) {
         kvs_conn_close(store->conns);
     }
+    kvs_locates_stop(store);
     kvs_repair_stop(store);
     kvs_drain_stop(store);
     kvs_peers_free(store);
     kvs_scrub_stop(store);
     kvs_admin_stop(store);
     kvs_tier_free(store); // its threads use the memory
+    kvs_promotions_free(store);
     kvs_scrub_free(store);
     kvs_repair_free(store);
     kvs_drain_free(store);
@@ -392,7 +395,7 @@ void kvs_store_free(kvs_store_t *store)
     kvs_index_free(store->index);
     kvs_pool_free(store->pool);
     as_pool_free(store->reads);
-    as_mem_free(store->locate_memory);
+    kvs_locates_free(store);
     store->magic = 0;
     as_mem_free(store);
 }

@@ -13,10 +13,7 @@
 #include "proto/scheduler.pb-c.h"
 #include "proto/wire.h"
 
-#define KVS_STORE_MAGIC 0x65726f74732e736bull // "ks.store"
-// LOCATEs being answered, of all connections; each may touch about 280 KiB. One connection has at most as
-// many as it leaves to the others, so that a peer which does not take its answers stops nobody.
-#define KVS_LOCATES_MAX   64u
+#define KVS_STORE_MAGIC   0x65726f74732e736bull // "ks.store"
 #define KVS_CONN_ASKS_MAX 256u // asks in flight on one connection, as its client is told
 // Asks being sent on one connection: an answer that the client has, and the network here has not
 // reported as sent, counts here and no longer there.
@@ -26,9 +23,7 @@
 #define KVS_CONN_WINDOW_BYTES                                                                      \
     (2u                                                                                            \
      << 20) // of a connection, handed to the network and not known to be sent; one ask may exceed it
-#define KVS_PROMOTIONS_MAX  256u    // blocks being read from disk
-#define KVS_BEHINDS_MAX     4096u   // blocks waiting to be written to disk
-#define KVS_PROMOTE_WAIT_US 500000u // a LOCATE waits so long for blocks from disk
+#define KVS_BEHINDS_MAX     4096u // blocks waiting to be written to disk
 #define KVS_SWEEP_US        50000u
 #define KVS_STAGE_BYTES_MAX ((uint64_t)256 << 20) // of a client's memory
 #define KVS_LEASE_GRACE_US  20000u // a lease is kept this much longer than the reader was told
@@ -115,10 +110,11 @@ typedef struct kvs_conn {
     // of its token (admit.c)
     uint32_t tenant, rights, key_id;
     uint64_t until_us, accepted_us;
-    uint32_t ops;         // callbacks that will still come with this connection
-    uint64_t progress_us; // when the last of them came, or the first was begun
-    uint32_t reads;       // answers to READ, waiting or being sent
-    uint32_t locates;     // LOCATEs being answered
+    uint32_t ops;                      // callbacks that will still come with this connection
+    uint64_t progress_us;              // when the last of them came, or the first was begun
+    uint32_t reads;                    // answers to READ, waiting or being sent
+    uint32_t locates, locates_waiting; // LOCATEs that it has here; of them those that wait
+    uint32_t answers;                  // to LOCATEs, being sent
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_put; // of put.c
@@ -128,17 +124,8 @@ typedef struct kvs_conn {
     size_t stage_bytes, stage_mapped;
 } kvs_conn_t;
 
-// A LOCATE being answered.
-typedef struct kvs_locate {
-    kvs_conn_t *conn;
-    struct kvs_locate *next; // unused ones
-    as_wire_locate_t header;
-    uint32_t promoting;     // blocks that it waits for; 0: none
-    uint64_t wait_until_us; // no longer
-    as_key_t *keys;         // AS_WIRE_KEYS_MAX
-    uint8_t *answer;        // AS_WIRE_LOCATED_BYTES_MAX
-} kvs_locate_t;
-
+typedef struct kvs_locates kvs_locates_t;
+typedef struct kvs_promotions kvs_promotions_t;
 typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
 typedef struct kvs_scrub kvs_scrub_t;
@@ -175,10 +162,8 @@ struct kvs_store {
     kvs_event_fn listener;
     void *listener_ctx;
     as_pool_t *reads;
-    kvs_locate_t *locates_unused;
-    uint32_t locates_left; // of these
-    kvs_locate_t locates[KVS_LOCATES_MAX];
-    uint8_t *locate_memory;
+    kvs_locates_t *locates;
+    kvs_promotions_t *promotions; // NULL: RAM only
     kvs_conn_t *conns;
     uint32_t conn_count;
     as_timer_t *sweep;
@@ -225,12 +210,10 @@ bool kvs_admit_tenant(const kvs_conn_t *conn, uint32_t named, uint32_t *tenant_p
 // A token by which other stores admit this one as a peer. False: this one asks for none.
 bool kvs_admit_peer(kvs_store_t *store, uint64_t seconds, as_token_sealed_t *token_p);
 
-// serve.c: connections and what reads.
+// serve.c: connections and leases.
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);
-as_status_t kvs_locates_alloc(kvs_store_t *store) AS_MUST_USE;
-void kvs_locate_answer(kvs_locate_t *locate);
-// Answers those that have waited long enough for the disk; whether others still wait.
-bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us);
+uint64_t kvs_lease_time_us(const kvs_store_t *store, uint32_t lease_ms);
+uint64_t kvs_lease_grace_us(uint64_t lease_us);
 void kvs_conn_close(
     kvs_conn_t *conn); // ends its leases and reservations; the pointer may be dead after it
 // Closes those of which nothing has come to an end for too long; whether something is under way.
@@ -328,9 +311,6 @@ as_status_t kvs_tier_write_durable(kvs_store_t *store, kvs_block_t *block, kvs_t
 as_status_t kvs_tier_affirm(kvs_store_t *store, const kvs_spec_t *spec, kvs_tier_done_fn done,
                             void *ctx) AS_MUST_USE;
 bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t *digest_p);
-// Brings what a LOCATE asks for and disk has. True: kvs_locate_answer is called when it is here.
-bool kvs_tier_wait(kvs_locate_t *locate);
-void kvs_tier_give_up(kvs_locate_t *locate); // it waits no longer
 bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm);
 uint64_t kvs_tier_remove_all(kvs_store_t *store);
 // `done` once what was removed until now cannot be there again. AS_ERR_UNSUPPORTED: there is no disk.
@@ -340,7 +320,8 @@ const kvs_spec_t *kvs_tier_find(const kvs_store_t *store, const as_key_t *key, k
 const kvs_spec_t *kvs_tier_next(const kvs_store_t *store, uint32_t *cursor_p); // as kvs_disk_next
 void kvs_tier_stat(const kvs_store_t *store, struct kvs_disk_stat *stat_p);
 struct kvs_disk *kvs_tier_disk(const kvs_store_t *store); // NULL: RAM only
-// Brings back from disk what went from RAM since it was bad, if it is there; counted when it is here.
+// promote.c: brings back from disk what went from RAM since it was bad, if it is there; counted when it
+// is here.
 void kvs_tier_restore(kvs_store_t *store, const kvs_spec_t *spec);
 
 // scrub.c

@@ -1,28 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between RAM and disk: blocks are written behind the puts, and brought back for a LOCATE.
+// Between RAM and disk: blocks are written behind the puts. promote.c brings them back.
 //
 // Every block that is sealed is queued for the disk. When the queue is full it stays in RAM only,
 // which is counted. Leaving RAM does not take a block from disk, nor is it told to the scheduler,
 // as long as the node still has it.
-//
-// A LOCATE that asks for blocks that are on disk only waits for them, all at once, for a bounded
-// time: then it is answered with what is in RAM. A promotion takes room in the pool as a writer
-// does: RESERVED, FILLING while the disk's thread reads and checks it, then SEALED.
 #include <string.h>
 
 #include "common/assert.h"
 #include "common/log.h"
 #include "kvstore/disk/disk.h"
 #include "kvstore/disk/image.h"
-#include "kvstore/store.h"
-
-typedef struct promotion {
-    kvs_store_t *store;
-    kvs_block_t *block;
-    uint64_t waiting; // a bit for each slot of store->locates
-    bool unwanted;    // the block was removed meanwhile
-    bool restoring;   // for the scrubber
-} promotion_t;
+#include "kvstore/locate.h"
 
 typedef struct behind {
     kvs_store_t *store;
@@ -34,9 +22,6 @@ typedef struct behind {
 struct kvs_tier {
     kvs_disk_t *disk;
     as_pool_t *behinds;
-    as_pool_t *promotions;
-    promotion_t *open[KVS_PROMOTIONS_MAX];
-    uint32_t open_count;
 };
 
 // ---- events
@@ -155,156 +140,16 @@ bool kvs_tier_digest(const kvs_store_t *store, const kvs_spec_t *spec, uint32_t 
            kvs_disk_digest(store->tier->disk, &spec->key, kvs_realm_of(spec), digest_p);
 }
 
-// ---- promotion
-
-static void forget_promotion(kvs_tier_t *tier, promotion_t *promotion)
-{
-    uint32_t at = 0;
-    while (tier->open[at] != promotion) {
-        at++;
-    }
-    tier->open[at] = tier->open[--tier->open_count];
-    as_pool_give(tier->promotions, promotion);
-}
-
-static void on_promoted(void *ctx, as_status_t status)
-{
-    promotion_t *promotion = ctx;
-    kvs_store_t *store = promotion->store;
-    kvs_block_t *block = promotion->block;
-    uint64_t waiting = promotion->waiting;
-    bool wanted = !promotion->unwanted, restoring = promotion->restoring;
-    kvs_index_unpin(store->index, block);
-    forget_promotion(store->tier, promotion);
-    if (status == AS_OK && wanted) {
-        kvs_index_seal(store->index, block, as_loop_now_us(store->options.loop));
-        kvs_count(&store->counted.promotions, KVS_METRIC_PROMOTIONS, 1);
-        if (restoring) {
-            kvs_scrub_restored(store);
-        }
-    } else {
-        kvs_index_doom(store->index, block);
-    }
-    for (; waiting; waiting &= waiting - 1) {
-        kvs_locate_t *locate = &store->locates[__builtin_ctzll(waiting)];
-        AS_ASSERT(locate->promoting > 0);
-        if (--locate->promoting == 0) {
-            kvs_locate_answer(locate);
-        }
-    }
-}
-
-static promotion_t *promotion_of(const kvs_tier_t *tier, const as_key_t *key, kvs_realm_t realm)
-{
-    for (uint32_t i = 0; i < tier->open_count; i++) {
-        const kvs_block_t *block = tier->open[i]->block;
-        if (kvs_block_realm(block) == realm && as_key_equal(&block->key, key)) {
-            return tier->open[i];
-        }
-    }
-    return NULL;
-}
-
-static promotion_t *promote(kvs_store_t *store, const kvs_spec_t *found)
-{
-    kvs_tier_t *tier = store->tier;
-    kvs_spec_t spec = *found; // the call below may move it
-    kvs_block_t *block;
-    promotion_t *promotion = as_pool_take(tier->promotions);
-    if (!promotion) {
-        return NULL;
-    }
-    as_status_t room = kvs_quota_room(store, &spec);
-    as_status_t status = room == AS_OK ? kvs_index_reserve(store->index, &spec, &block) : room;
-    if (status != AS_OK) {
-        if (status == AS_ERR_BUSY && room == AS_OK) {
-            kvs_store_evict_soon(store, kvs_image_bytes(&spec));
-        }
-        as_pool_give(tier->promotions, promotion);
-        return NULL;
-    }
-    kvs_quota_watch(store, block);
-    kvs_index_fill(store->index, block);
-    kvs_index_pin(store->index, block);
-    *promotion = (promotion_t){.store = store, .block = block};
-    tier->open[tier->open_count++] = promotion;
-    status = kvs_disk_read(tier->disk, &spec, kvs_index_extent(store->index, block, 0), on_promoted,
-                           promotion);
-    if (status != AS_OK) {
-        kvs_index_unpin(store->index, block);
-        forget_promotion(tier, promotion);
-        kvs_index_doom(store->index, block);
-        return NULL;
-    }
-    kvs_store_evict_soon(store, 0);
-    return promotion;
-}
-
-void kvs_tier_restore(kvs_store_t *store, const kvs_spec_t *spec)
-{
-    const kvs_spec_t *found =
-        store->tier ? kvs_disk_find(store->tier->disk, &spec->key, kvs_realm_of(spec)) : NULL;
-    promotion_t *promotion = found ? promote(store, found) : NULL;
-    if (promotion) { // else it is brought when it is asked for
-        promotion->restoring = true;
-    }
-}
+// ---- the rest
 
 struct kvs_disk *kvs_tier_disk(const kvs_store_t *store)
 {
     return store->tier ? store->tier->disk : NULL;
 }
 
-bool kvs_tier_wait(kvs_locate_t *locate)
-{
-    kvs_store_t *store = locate->conn->store;
-    uint32_t slot = (uint32_t)(locate - store->locates);
-    kvs_realm_t realm = kvs_realm(locate->header.tenant, locate->header.kind);
-    locate->promoting = 0;
-    if (!store->tier || locate->header.lease_ms == 0) { // without a lease it is only a look
-        return false;
-    }
-    for (uint32_t i = 0; i < locate->header.key_count; i++) {
-        const as_key_t *key = &locate->keys[i];
-        kvs_expire_key(store, key, realm);
-        if (kvs_index_find(store->index, key, realm)) {
-            continue;
-        }
-        const kvs_spec_t *found = kvs_disk_find(store->tier->disk, key, realm);
-        promotion_t *promotion = promotion_of(store->tier, key, realm);
-        if (!promotion && found) {
-            promotion = promote(store, found);
-        }
-        if (promotion && !(promotion->waiting & 1ull << slot)) {
-            promotion->waiting |= 1ull << slot;
-            locate->promoting++;
-        }
-    }
-    if (locate->promoting > 0) {
-        locate->wait_until_us = as_loop_now_us(store->options.loop) + KVS_PROMOTE_WAIT_US;
-        kvs_store_watch(store);
-    }
-    return locate->promoting > 0;
-}
-
-void kvs_tier_give_up(kvs_locate_t *locate)
-{
-    kvs_store_t *store = locate->conn->store;
-    uint64_t bit = 1ull << (locate - store->locates);
-    for (uint32_t i = 0; store->tier && i < store->tier->open_count; i++) {
-        store->tier->open[i]->waiting &= ~bit;
-    }
-    locate->promoting = 0;
-}
-
-// ---- the rest
-
 bool kvs_tier_remove(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm)
 {
-    promotion_t *promotion = store->tier ? promotion_of(store->tier, key, realm) : NULL;
-    if (promotion) {
-        promotion->unwanted = true;
-    }
+    kvs_promote_remove(store, key, realm);
     const kvs_spec_t *found = kvs_tier_find(store, key, realm); // what is being written is not
     kvs_spec_t spec = found ? *found : (kvs_spec_t){0};
     bool removed = store->tier && kvs_disk_remove(store->tier->disk, key, realm);
@@ -371,10 +216,6 @@ as_status_t kvs_tier_alloc(kvs_store_t *store)
                                      .ctx = store};
     as_status_t status =
         as_pool_alloc("kvs behinds", sizeof(behind_t), KVS_BEHINDS_MAX, &tier->behinds);
-    if (status == AS_OK) {
-        status = as_pool_alloc("kvs promotions", sizeof(promotion_t), KVS_PROMOTIONS_MAX,
-                               &tier->promotions);
-    }
     return status == AS_OK ? kvs_disk_alloc(&disk, &tier->disk) : status;
 }
 
@@ -387,7 +228,6 @@ void kvs_tier_free(kvs_store_t *store)
     store->listener = NULL;
     kvs_disk_free(tier->disk); // what is under way is called back now
     as_pool_free(tier->behinds);
-    as_pool_free(tier->promotions);
     as_mem_free(tier);
     store->tier = NULL;
 }

@@ -202,7 +202,7 @@ _Static_assert(sizeof(as_wire_located_t) == 40, "layout on the wire");
 _Static_assert(offsetof(as_wire_located_t, lease_id) == 24, "layout on the wire");
 
 // One place of a LOCATED payload
-//      0     4  status
+//      0     4  status; BUSY: it is there, on disk, and was not to be had yet: to be asked for again
 //      4     4  layers
 //      8     4  bytes of an extent; layer i lies at address + i * extent bytes
 //     12     4  tokens

@@ -71,6 +71,13 @@ static void the_others_are_written_behind(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 20}).status, AS_OK);
 }
 
+static void use_chain(uint32_t chain)
+{
+    char numerics[16];
+    snprintf(numerics, sizeof(numerics), "chain %u", chain);
+    world_use_namespace(&world, numerics);
+}
+
 static void a_chain_larger_than_ram_is_kept(void **state)
 {
     (void)state;
@@ -89,15 +96,88 @@ static void a_chain_larger_than_ram_is_kept(void **state)
     assert_int_equal(added, 60);
     assert_int_equal(removed, 0); // the node still has them
     for (uint32_t first = 0; first + 12 <= 60; first += 12) {
-        fetch_result_t result;
-        do {
-            result = fetch_chain(&world, (fetch_ask_t){.first = first, .count = 12});
-            world_pass(&world, 1000);
-        } while (result.status == AS_ERR_NOT_FOUND); // no room yet for what is brought back
+        fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.first = first, .count = 12});
         assert_int_equal(result.status, AS_OK);
+        assert_int_equal(result.block_count, 12);
     }
     assert_int_equal(added, 60);
     assert_int_equal(removed, 0);
+}
+
+// `chains` chains of `count` blocks, in namespaces of their own, are on disk and nothing in RAM.
+static void leave_on_disk(const world_options_t *options, uint32_t chains, uint32_t count)
+{
+    for (uint32_t chain = 0; chain < chains; chain++) {
+        use_chain(chain);
+        put_chain(&world, count);
+    }
+    wait_for_disk(chains * count);
+    start_again(options);
+    assert_int_equal(stat_now().blocks, 0);
+}
+
+// More than are read from disk at a time, and more questions than there is room for answers.
+static void many_cold_readers_at_once_miss_nothing(void **state)
+{
+    (void)state;
+    enum { CHAINS = 5, EACH = 12, READERS = CHAINS * EACH };
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    leave_on_disk(&options, CHAINS, WORLD_BLOCKS_MAX);
+    fetch_result_t *results = calloc(READERS, sizeof(*results));
+    for (uint32_t i = 0; i < READERS; i++) { // the whole chain, and parts of it
+        use_chain(i % CHAINS);
+        uint32_t first = i / CHAINS * 5;
+        fetch_ask_t ask = {.first = first, .count = WORLD_BLOCKS_MAX - first};
+        assert_int_equal(fetch_begin(&world, ask, &results[i]), AS_OK);
+    }
+    for (uint32_t i = 0; i < READERS; i++) {
+        assert_true(world_run(&world, &results[i].done));
+        assert_int_equal(results[i].status, AS_OK);
+        assert_int_equal(results[i].block_count, results[i].count);
+        assert_int_equal(results[i].wrong, 0);
+        fetch_free(&results[i]);
+    }
+    assert_int_equal(stat_now().promotions, CHAINS * WORLD_BLOCKS_MAX);
+    assert_int_equal(stat_now().misses, 0);
+    world_let_go(&world);
+    free(results);
+}
+
+static void a_cold_chain_makes_room_for_itself(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(24 * 12288);
+    world_open(&world, &options);
+    for (uint32_t i = 0; i < 40; i++) {
+        use_chain(i / 20);
+        assert_int_equal(put_until_it_fits(&world, i % 20), AS_OK);
+        wait_for_disk(i + 1);
+    }
+    for (uint32_t round = 0; round < 6; round++) { // each needs nearly all of RAM
+        use_chain(round % 2);
+        fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 20});
+        assert_int_equal(result.status, AS_OK);
+        assert_int_equal(result.block_count, 20);
+    }
+}
+
+static void a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(24 * 12288);
+    options.client.connect_timeout_us = 700000; // so long it waits for room
+    world_open(&world, &options);
+    for (uint32_t i = 0; i < 40; i++) {
+        assert_int_equal(put_until_it_fits(&world, i), AS_OK);
+        wait_for_disk(i + 1);
+    }
+    start_again(&options);
+    fetch_result_t result = fetch_chain(&world, (fetch_ask_t){.count = 40});
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 24);
+    assert_int_equal(stat_now().promotions, 24);
+    world_let_go(&world);
 }
 
 static void what_disk_gives_back_wrong_is_a_miss_and_is_told(void **state)
@@ -319,6 +399,9 @@ int main(void)
         TEST(durable_blocks_come_back_after_a_new_start),
         TEST(the_others_are_written_behind),
         TEST(a_chain_larger_than_ram_is_kept),
+        TEST(many_cold_readers_at_once_miss_nothing),
+        TEST(a_cold_chain_makes_room_for_itself),
+        TEST(a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes),
         TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
         TEST(a_durable_put_that_finds_no_disk_is_no_success),
