@@ -13,7 +13,8 @@
 //     assay_get(assay, &shape, keys, hit, buffer, &hit);   // whole blocks, in order
 //     assay_close(assay);
 //
-// These block until they are done or their deadline has passed. assay_run and assay_start take a
+// These block until they are done or their deadline has passed; a put that is late, until its bytes have
+// left the caller's memory too, which takes 2 s of a link on which nothing moves. assay_run and assay_start take a
 // request: many blocks with a result for each, some layers only, durable puts, a deadline of its
 // own; assay_start does not wait.
 //

@@ -213,6 +213,8 @@ typedef struct assay_put_args {
     // degraded, which is not an error.
     uint32_t *copies_p;
     assay_put_copies_t *each_p; // the same one by one; may be NULL
+    // Once it is over on_done waits for what the network has of the block: a few pieces, or, where they do
+    // not leave, stall_timeout_us.
     uint64_t deadline_us;
     // AS_OK (at least one copy was written) or AS_ERR_EXISTS (they were there): the block is at
     // node_id, the best of its nodes. AS_ERR_CONFLICT: a store has other bytes. Else what the best

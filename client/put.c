@@ -6,8 +6,9 @@
 //   ASKING  the block goes out with its checksums, in pieces where the network likes them better, or lies on
 //           the stage for a store of the same host to take it. The store compares them and makes the block visible, or says that it has it
 //           already: then what is left of a large one is not sent. With other bytes it is a conflict.
-//   ENDING  what became of the copy is decided; it waits until the network lets go of the caller's
-//           block. Past the deadline the connection is closed, which makes it let go.
+//   ENDING  what became of the copy is decided, and no further piece is handed out; it waits until the
+//           network lets go of the caller's block, which the few pieces that it has take a moment. A link
+//           that lets go of nothing for as long as a store may be silent is closed, which makes it let go.
 //
 // The put is over when all its copies are. One that was written or was there is enough for it to be
 // a success; how many there are is told beside.
@@ -18,7 +19,6 @@
 #include "common/checksum.h"
 #include "common/log.h"
 
-#define CANCEL_GRACE_US  100000u
 #define PIECES_SENDING   8u
 #define CONFLICT_TELL_US 10000000u // a line in the log at most so often
 
@@ -29,11 +29,12 @@ typedef struct put_copy {
     assay_link_t *link;
     put_state_t state;
     assay_call_t *call;
-    uint64_t epoch;    // of the connection that the block is sent on
-    uint32_t sending;  // messages that refer to the block and are not known to have left
-    uint64_t request;  // of its PUT
-    size_t sent_bytes; // handed to the network
-    bool staged;       // the store takes it from the stage, and has not answered
+    uint64_t epoch;       // of the connection that the block is sent on
+    uint32_t sending;     // messages that refer to the block and are not known to have left
+    uint64_t request;     // of its PUT
+    size_t sent_bytes;    // handed to the network
+    uint64_t progress_us; // when it last took or let go of some
+    bool staged;          // the store takes it from the stage, and has not answered
     as_status_t status;
 } put_copy_t;
 
@@ -219,19 +220,39 @@ static void on_call_failed(void *owner, as_status_t status)
     copy_end(copy, status);
 }
 
+// How long the network may still keep a block that nobody waits for. 0: no longer; UINT64_MAX: it does
+// not, or ends by itself.
+static uint64_t patience_us(const put_copy_t *copy)
+{
+    const assay_client_t *client = copy->put->client;
+    if (copy->sending == 0 || !assay_link_is(copy->link, copy->epoch)) {
+        return UINT64_MAX;
+    }
+    uint64_t kept_us = assay_now_us(client) - copy->progress_us;
+    uint64_t most_us = client->options.stall_timeout_us;
+    return kept_us < most_us ? most_us - kept_us : 0;
+}
+
 static void on_timer(void *ctx)
 {
     assay_put_t *put = ctx;
+    uint64_t again_us = UINT64_MAX;
     for (uint32_t i = 0; i < put->copy_count; i++) {
         put_copy_t *copy = &put->copies[i];
-        bool silent = copy->call != NULL;
+        bool silent = copy->call && copy->sending == 0; // it has all of the block
         copy_end(copy, AS_ERR_DEADLINE);
         if (silent) {
             assay_link_silent(copy->link, put->began_us);
         }
-        if (copy->sending > 0 && assay_link_is(copy->link, copy->epoch)) {
+        uint64_t left_us = patience_us(copy);
+        if (left_us == 0) {
             assay_link_fail(copy->link, AS_ERR_DEADLINE);
+        } else {
+            again_us = left_us < again_us ? left_us : again_us;
         }
+    }
+    if (again_us < UINT64_MAX) {
+        as_timer_start(put->timer, again_us);
     }
 }
 
@@ -274,6 +295,7 @@ static void on_payload_sent(void *ctx, as_status_t status)
 {
     put_copy_t *copy = ctx;
     copy->sending--;
+    copy->progress_us = assay_now_us(copy->put->client);
     if (status == AS_OK && copy->state == ASKING && assay_link_is(copy->link, copy->epoch)) {
         send_pieces(copy);
     } // a lost connection fails the call too
@@ -314,6 +336,7 @@ static as_status_t send_put(assay_call_t *call)
         return sent;
     }
     copy->sent_bytes = 0;
+    copy->progress_us = assay_now_us(put->client);
     copy->request = ask.head.request;
     if (args->extent_bytes >
         0) { // a copy is offered, however small: most often it is there already
@@ -512,7 +535,7 @@ as_status_t assay_put_start(assay_client_t *client, const assay_put_args_t *args
 void assay_put_cancel(assay_put_t *put)
 {
     put_end(put, AS_ERR_CANCELLED);
-    as_timer_start(put->timer, CANCEL_GRACE_US);
+    as_timer_start(put->timer, 0); // watches the links
 }
 
 // Ends all that the network lets go of; called again once it has let go of everything.

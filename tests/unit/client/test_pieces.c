@@ -5,6 +5,8 @@
 
 #include <unistd.h>
 
+#include "client/internal.h"
+
 #define PIECE_BYTES (16u << 10)
 
 static world_t world;
@@ -243,6 +245,81 @@ static void over_tcp_extents_of_any_size_are_right(void **state)
 
 #define TEST(name) cmocka_unit_test_teardown(name, end)
 
+// ---- puts that nobody waits for any longer
+
+// A link of 10 MB/s and a block of 8 MiB on it, of which so much is under way.
+static void begin_slow_put(uint64_t deadline_us, put_result_t *result, assay_put_t **put_p)
+{
+    const as_shape_t large = {1, 64, 64, 512, 64, AS_ELEMENT_F16};
+    begin(&large, 1, 256u << 10);
+    assert_int_equal(put_block(&world, 0), AS_OK);
+    const as_sim_faults_t link = {
+        .delay_us_min = 100, .delay_us_max = 100, .bandwidth_bytes_per_s = 10000000};
+    as_sim_set_faults(world.sim, &link);
+    assert_int_equal(put_start(&world, 1, deadline_us, result, put_p), AS_OK);
+    world_pass(&world, 50000);
+}
+
+// Others at the same store go on, and the store is not taken for one that is down.
+static void others_go_on_beside(put_result_t *given_up, as_status_t status)
+{
+    int64_t lost = as_metric_value(&assay_metrics[ASSAY_METRIC_LINKS_LOST]);
+    fetch_result_t fetch;
+    put_result_t other;
+    assay_put_t *put;
+    const fetch_ask_t ask = {.count = 1, .deadline_us = WAIT_US};
+    assert_int_equal(fetch_begin(&world, ask, &fetch), AS_OK);
+    assert_int_equal(put_start(&world, 2, WAIT_US, &other, &put), AS_OK);
+    uint64_t began_us = as_loop_now_us(world.loop);
+    assert_true(world_run(&world, &given_up->done));
+    assert_int_equal(given_up->status, status);
+    assert_in_range(as_loop_now_us(world.loop) - began_us, 0, 1000000);
+    assert_true(world_run(&world, &fetch.done) && world_run(&world, &other.done));
+    assert_int_equal(fetch.status, AS_OK);
+    assert_int_equal(other.status, AS_OK);
+    assert_int_equal(as_metric_value(&assay_metrics[ASSAY_METRIC_LINKS_LOST]), lost);
+    assert_true(assay_link_is(world.client->links, 1)); // its first connection
+    fetch_free(&fetch);
+}
+
+static void a_put_that_is_late_leaves_the_link_to_others(void **state)
+{
+    (void)state;
+    put_result_t late;
+    assay_put_t *put;
+    begin_slow_put(200000, &late, &put);
+    others_go_on_beside(&late, AS_ERR_DEADLINE);
+}
+
+static void a_put_that_is_cancelled_leaves_the_link_to_others(void **state)
+{
+    (void)state;
+    put_result_t cancelled;
+    assay_put_t *put;
+    begin_slow_put(WAIT_US, &cancelled, &put);
+    assay_put_cancel(put);
+    others_go_on_beside(&cancelled, AS_ERR_CANCELLED);
+}
+
+// It has the caller's block until the link, on which nothing moves, is closed.
+static void a_put_to_a_store_that_takes_nothing_ends_with_its_link(void **state)
+{
+    (void)state;
+    begin(&uneven, 1, SIZE_MAX); // what is large stays until it is taken
+    put_chain(&world, 1);
+    put_result_t stuck;
+    assay_put_t *put;
+    assert_int_equal(put_start(&world, 1, 100000, &stuck, &put), AS_OK);
+    as_sim_stop(world.sim, world.store_nets[0]);
+    uint64_t began_us = as_loop_now_us(world.loop);
+    assert_true(world_run(&world, &stuck.done));
+    assert_int_equal(stuck.status, AS_ERR_DEADLINE);
+    assert_in_range(as_loop_now_us(world.loop) - began_us, 300000, 350000); // stall_timeout_us
+    assert_false(assay_link_is(world.client->links, 1));
+    as_sim_resume(world.sim, world.store_nets[0]);
+    world_let_go(&world);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest simulated[] = {
@@ -255,6 +332,9 @@ int main(int argc, char **argv)
         TEST(what_is_urgent_overtakes_the_rest_of_a_large_extent),
         TEST(of_a_block_that_the_store_has_few_pieces_are_sent),
         TEST(a_block_that_is_given_up_between_two_pieces_is_free_at_once),
+        TEST(a_put_that_is_late_leaves_the_link_to_others),
+        TEST(a_put_that_is_cancelled_leaves_the_link_to_others),
+        TEST(a_put_to_a_store_that_takes_nothing_ends_with_its_link),
     };
     const struct CMUnitTest over_tcp[] = {TEST(over_tcp_extents_of_any_size_are_right)};
     if (argc > 1) {
