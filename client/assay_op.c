@@ -170,7 +170,8 @@ static void write_results(assay_op_t *op, as_status_t status)
         bool unsafe =
             op->kind == ASSAY_KIND_PUT && (op->flags & ASSAY_DURABLE) && status == AS_ERR_IO;
         assay_describe(status,
-                       unsafe ? "durable put (does the store have a --disk?)" : names[op->kind],
+                       unsafe ? "durable put (does the store have a --disk, and does it answer?)"
+                              : names[op->kind],
                        op->error);
     }
     for (uint32_t i = 0; op->results && i < total; i++) {

@@ -78,6 +78,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_PROMOTIONS] = COUNTER("promoted_blocks_total", "Blocks brought back from disk"),
     [KVS_METRIC_DISK_SKIPPED] =
         COUNTER("disk_skipped_blocks_total", "Blocks that stay in RAM only: the queue was full"),
+    [KVS_METRIC_DISK_HUNG] =
+        COUNTER("disk_hung_puts_total", "Durable puts that the disk kept waiting for too long"),
     [KVS_METRIC_DISK_BLOCKS] = GAUGE("disk_stored_blocks", "Blocks on disk"),
     [KVS_METRIC_DISK_USED_BYTES] = GAUGE("disk_used_bytes", "Bytes of the blocks on disk"),
     [KVS_METRIC_DISK_BYTES] = GAUGE("disk_bytes", "Bytes that the files may have"),

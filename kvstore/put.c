@@ -13,6 +13,9 @@
 //   AFFIRMING  a durable put of a block that was here: it is answered once it is on disk.
 //   DEAD       given up (deadline, lost connection, failure); waits for callbacks that still refer to it.
 //
+// A disk that hangs calls nobody back: its put is answered after KVS_DISK_WAIT_US and is no longer its
+// connection's, but the slot stays DEAD. So durable puts have at most half of the slots.
+//
 // How bytes arrive and are summed stands in put_arrive.c. `ops` counts the callbacks under way; a slot is
 // free again only when they have come.
 #include <string.h>
@@ -63,6 +66,11 @@ static uint32_t slot_of(const kvs_put_t *put)
 
 // ---- their life
 
+static bool is_durable(const kvs_put_t *put)
+{
+    return (put->flags & AS_WIRE_DURABLE) != 0;
+}
+
 static kvs_put_t *slot_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_put_t *ask)
 {
     kvs_puts_t *puts = conn->store->puts;
@@ -89,18 +97,20 @@ static kvs_put_t *slot_take(kvs_conn_t *conn, kvs_block_t *block, const as_wire_
     }
     conn->first_put = slot_of(put);
     conn->puts++;
+    puts->durable += is_durable(put);
     kvs_conn_hold(conn);
     kvs_store_watch(conn->store);
     return put;
 }
 
-static void free_if_dead(kvs_put_t *put)
+// It is no longer its connection's.
+static void leave_conn(kvs_put_t *put)
 {
     kvs_puts_t *puts = put->puts;
-    if (put->state != KVS_PUT_DEAD || put->ops > 0) {
+    kvs_conn_t *conn = put->conn;
+    if (!conn) {
         return;
     }
-    kvs_conn_t *conn = put->conn;
     if (put->next != KVS_PUT_NONE) {
         puts->slots[put->next].prev = put->prev;
     }
@@ -110,12 +120,22 @@ static void free_if_dead(kvs_put_t *put)
         conn->first_put = put->next;
     }
     conn->puts--;
-    put->state = KVS_PUT_FREE;
     put->conn = NULL;
+    kvs_conn_drop(conn);
+}
+
+static void free_if_dead(kvs_put_t *put)
+{
+    kvs_puts_t *puts = put->puts;
+    if (put->state != KVS_PUT_DEAD || put->ops > 0) {
+        return;
+    }
+    leave_conn(put);
+    puts->durable -= is_durable(put);
+    put->state = KVS_PUT_FREE;
     put->next = puts->unused;
     puts->unused = slot_of(put);
     puts->used--;
-    kvs_conn_drop(conn);
 }
 
 static void answer(kvs_conn_t *conn, uint64_t request, as_status_t status)
@@ -160,6 +180,21 @@ void kvs_put_drop(kvs_put_t *put)
     free_if_dead(put);
 }
 
+static bool waits_for_disk(const kvs_put_t *put)
+{
+    return put->state == KVS_PUT_STORING || put->state == KVS_PUT_AFFIRMING;
+}
+
+static void wait_for_disk(kvs_put_t *put, kvs_put_state_t state)
+{
+    const kvs_store_t *store = put->puts->store;
+    uint64_t wait_us = store->options.reservation_us;
+    put->state = state;
+    put->deadline_us = as_loop_now_us(store->options.loop) +
+                       (wait_us < KVS_DISK_WAIT_US ? wait_us : KVS_DISK_WAIT_US);
+    kvs_put_hold(put);
+}
+
 void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
 {
     for (uint32_t slot = 0, left = puts->used; left > 0 && slot < puts->max; slot++) {
@@ -175,6 +210,12 @@ void kvs_puts_sweep(kvs_puts_t *puts, uint64_t now_us)
         } else if (put->state == KVS_PUT_RECEIVING && put->deadline_us <= now_us) {
             AS_INFO("kvstore", "a put has not come whole in its time");
             kvs_put_end(put, AS_ERR_LEASE);
+        } else if (waits_for_disk(put) && put->deadline_us <= now_us) {
+            AS_WARN("kvstore",
+                    "the disk hangs: a durable put is answered without it; see to the disk");
+            as_metric_add(&kvs_metrics[KVS_METRIC_DISK_HUNG], 1);
+            kvs_put_end(put, AS_ERR_IO);
+            leave_conn(put);
         }
     }
 }
@@ -218,8 +259,7 @@ static void put_store(kvs_put_t *put, kvs_block_t *block)
 {
     kvs_store_t *store = put->conn->store;
     kvs_put_check_forget(put);
-    put->state = KVS_PUT_STORING;
-    kvs_put_hold(put);
+    wait_for_disk(put, KVS_PUT_STORING);
     as_status_t status = kvs_tier_write_durable(store, block, on_stored, put);
     if (status == AS_ERR_EXISTS) {
         on_stored(put, AS_OK);
@@ -305,6 +345,9 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
     if (conn->puts >= store->puts->max - store->puts->used || kvs_drain_is_on(store)) {
         return AS_ERR_BUSY;
     }
+    if ((ask->flags & AS_WIRE_DURABLE) && store->puts->durable >= (store->puts->max + 1) / 2) {
+        return AS_ERR_BUSY;
+    }
     uint32_t digest = as_block_digest(&ask->key, ask->crcs, ask->layers);
     as_status_t status = kvs_put_meets(store, spec, digest, ask->flags);
     if (status != AS_OK) {
@@ -339,8 +382,7 @@ static void on_affirmed(void *ctx, as_status_t status)
 static as_status_t affirm(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs_spec_t *spec)
 {
     kvs_put_t *put = slot_take(conn, NULL, ask);
-    put->state = KVS_PUT_AFFIRMING;
-    kvs_put_hold(put);
+    wait_for_disk(put, KVS_PUT_AFFIRMING);
     as_status_t status = kvs_tier_affirm(conn->store, spec, on_affirmed, put);
     if (status != AS_OK) {
         put->state = KVS_PUT_DEAD;

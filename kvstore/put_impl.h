@@ -40,6 +40,7 @@ typedef struct kvs_put {
 struct kvs_puts {
     kvs_store_t *store;
     uint32_t max, used;
+    uint32_t durable; // of the used ones
     uint32_t unused;
     kvs_put_t *check_first, **check_last; // those CHECKING, in order
     as_task_t check;

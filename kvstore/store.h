@@ -23,7 +23,8 @@
 #define KVS_CONN_WINDOW_BYTES                                                                      \
     (2u                                                                                            \
      << 20) // of a connection, handed to the network and not known to be sent; one ask may exceed it
-#define KVS_BEHINDS_MAX     4096u // blocks waiting to be written to disk
+#define KVS_BEHINDS_MAX     4096u    // blocks waiting to be written to disk
+#define KVS_DISK_WAIT_US    5000000u // a durable put waits so long for the disk
 #define KVS_SWEEP_US        50000u
 #define KVS_STAGE_BYTES_MAX ((uint64_t)256 << 20) // of a client's memory
 #define KVS_LEASE_GRACE_US  20000u // a lease is kept this much longer than the reader was told
@@ -65,6 +66,7 @@ typedef enum kvs_metric {
     KVS_METRIC_CONNECTIONS,
     KVS_METRIC_PROMOTIONS,
     KVS_METRIC_DISK_SKIPPED,
+    KVS_METRIC_DISK_HUNG,
     KVS_METRIC_DISK_BLOCKS,
     KVS_METRIC_DISK_USED_BYTES,
     KVS_METRIC_DISK_BYTES,

@@ -21,6 +21,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/checksum.h"
@@ -372,6 +373,9 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
     kvs_files_t *files = ctx;
     feed_t feed = {files, worker, jobs};
     bool sync = false, failed = false;
+    while (as_fault(AS_FAULT_disk_hangs)) {
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
     kvs_io_run(files->write_io, &(kvs_io_source_t){next_write, on_write, &feed});
     sync_bytes(jobs);
     for (kvs_job_t *job = jobs; job; job = job->next) {

@@ -237,6 +237,37 @@ static void a_durable_put_of_a_block_in_ram_alone_writes_it(void **state)
     assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 1}).status, AS_OK);
 }
 
+static void a_disk_that_hangs_fails_durable_puts_and_no_others(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    options.store.reservation_us = 200000; // so long the disk is waited for
+    options.store.stall_us = 600000;
+    options.store.reservations_max = 8;
+    world_open(&world, &options);
+    as_fault_arm_chance(AS_FAULT_disk_hangs, 1000000, 1);
+    as_log_set_level(AS_LOG_ERROR);
+    world.durable = true;
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(put_block(&world, i), AS_ERR_IO);
+    }
+    assert_int_equal(put_block(&world, 4), AS_ERR_BUSY); // half of the room
+    world.durable = false;
+    for (uint32_t i = 4; i < 12; i++) {
+        assert_int_equal(put_block(&world, i), AS_OK);
+    }
+    uint64_t connections = stat_now().connections;
+    world_pass(&world, 700000); // nobody is closed for it
+    assert_int_equal(stat_now().connections, connections);
+    assert_int_equal(fetch_chain(&world, (fetch_ask_t){.count = 12}).status, AS_OK);
+    as_fault_clear();
+    wait_for_disk(12);
+    world.durable = true;
+    assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS);
+    assert_int_equal(put_block(&world, 12), AS_OK);
+    world_let_go(&world);
+}
+
 static kvs_disk_stat_t disk_now(void)
 {
     kvs_disk_stat_t stat;
@@ -405,6 +436,7 @@ int main(void)
         TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
         TEST(a_durable_put_that_finds_no_disk_is_no_success),
+        TEST(a_disk_that_hangs_fails_durable_puts_and_no_others),
         TEST(a_durable_put_of_a_block_in_ram_alone_writes_it),
         TEST(a_durable_put_of_a_block_written_behind_syncs_it),
         TEST(a_durable_put_waits_for_a_write_that_is_under_way),
