@@ -10,7 +10,9 @@
 #include "common/http_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -21,6 +23,8 @@
 #include "common/log.h"
 #include "common/mem.h"
 
+#define FILES_TOLD_MS       60000u // between two lines of the log
+#define FILES_REST_MS       100u   // until the next try
 #define LISTEN_BACKLOG      128
 #define CONNECTION_BYTES    65536u // libmicrohttpd's memory of one connection: its headers must fit
 #define CONNECTIONS_LARGEST 65536u
@@ -212,6 +216,49 @@ static void set_timeout(as_http_t *http)
     }
 }
 
+static void on_readable(uv_poll_t *poll, int status, int events);
+
+// Somebody waits to be accepted, and there is no descriptor for him.
+static bool lacks_files(const as_http_t *http)
+{
+    struct pollfd waiting = {.fd = http->listen_fd, .events = POLLIN};
+    if (poll(&waiting, 1, 0) <= 0) {
+        return false;
+    }
+    int fd = fcntl(http->listen_fd, F_DUPFD_CLOEXEC, 0);
+    int error = errno;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return fd < 0 && (error == EMFILE || error == ENFILE);
+}
+
+// The library, which has no connection then whose end it could wait for, would try again at once and
+// for ever.
+static void rest_without_files(as_http_t *http)
+{
+    uint64_t now_ms = uv_now(http->timer.loop);
+    if (!lacks_files(http)) {
+        if (!uv_is_active((uv_handle_t *)&http->poll)) {
+            uv_poll_start(&http->poll, UV_READABLE, on_readable);
+        }
+        return;
+    }
+    if (http->told_files_ms == 0 || now_ms - http->told_files_ms >= FILES_TOLD_MS) {
+        http->told_files_ms = now_ms;
+        AS_ERROR("http",
+                 "%s: too many files are open here, who connects has to wait: raise their limit "
+                 "(ulimit -n, LimitNOFILE=)",
+                 http->address);
+    }
+    const union MHD_DaemonInfo *info =
+        MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+    if (info && info->num_connections == 0) {
+        uv_poll_stop(&http->poll);
+        uv_timer_start(&http->timer, on_timeout, FILES_REST_MS, 0);
+    }
+}
+
 static void pump(as_http_t *http)
 {
     as_http_request_t *request;
@@ -230,6 +277,7 @@ static void pump(as_http_t *http)
         return;
     }
     set_timeout(http);
+    rest_without_files(http);
 }
 
 void as_http_hang_up(as_http_request_t *request)
@@ -420,6 +468,7 @@ as_status_t as_http_alloc(as_loop_t *loop, const as_http_options_t *options, as_
         close(fd);
         goto fail_http;
     }
+    http->listen_fd = fd;
     http->daemon = start_daemon(http, fd, options->connections_max);
     if (!http->daemon) {
         // The library closes the socket in some of its failures and not in others: losing one is

@@ -94,6 +94,8 @@ struct as_http {
     uv_idle_t soon;    // it wants to run at once
     uv_timer_t cutter; // the next receiving connection's time is over
     uint32_t receive_seconds;
+    int listen_fd;
+    uint64_t told_files_ms; // that too many files are open; 0: never
     int handles_open;
     bool dispatching; // handlers are being called: free must wait
     bool freeing;

@@ -2,7 +2,11 @@
 """One store: what it takes of the machine and gives back, and what it keeps on disk."""
 import os
 import re
+import resource
+import signal
+import socket
 import subprocess
+import time
 import urllib.request
 
 from harness import BIN, END_SECONDS, Cluster, Process, ask, wait_until
@@ -26,6 +30,32 @@ def test_a_killed_store_leaves_no_shared_memory(tmp_path):
     store.end()
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if os.stat(f"/dev/shm/{name}").st_size >= 64 << 20]
+
+
+def cpu_seconds(process):
+    with open(f"/proc/{process.pid}/stat") as file:
+        fields = file.read().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_without_descriptors_the_http_port_rests_and_says_so(tmp_path):
+    store = Process("assay-kvstore", ["--ram=64MiB", "--drain-timeout=0s"], tmp_path / "store.log").wait_ready()
+    host, port = store.address["http"].split(":")
+    used = max(map(int, os.listdir(f"/proc/{store.pid}/fd"))) + 1
+    hard = resource.prlimit(store.pid, resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (used, hard))
+    waiting = [socket.create_connection((host, int(port)), 5) for _ in range(10)]
+    wait_until(lambda: "too many files are open here" in store.log_text(), 10, "it says so")
+    before, end = cpu_seconds(store), time.monotonic() + 1
+    wait_until(lambda: time.monotonic() >= end, 5, "a second")
+    assert cpu_seconds(store) - before < 0.1 and store.log_text().count("too many files") == 1
+    resource.prlimit(store.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    waiting[0].sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert waiting[0].makefile("rb").readline().startswith(b"HTTP/1.1 200")
+    for one in waiting:
+        one.close()
+    store.signal(signal.SIGTERM)
+    assert store.end() == 0
 
 
 def disk_blocks(store):
