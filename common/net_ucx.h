@@ -34,13 +34,14 @@
 
 struct uv_stream_s;
 
-#define UCX_OPS_PER_SLAB 64u
-#define UCX_SLABS_MAX    128u    // of one net: 8192 operations, about 9 MiB
-#define UCX_CONN_OPS_MAX 1024u   // of one connection, so that a stuck peer cannot take them all
-#define UCX_CONNS_MAX    8192u   // of one net
-#define UCX_GRACE_US     100000u // a close takes UCX well below 1 ms
-#define UCX_ADMITTED_MAX 32u     // at the gate at one time, for milliseconds
-#define UCX_EP_BUCKETS   1024u   // hash of connections by endpoint; a power of two
+#define UCX_OPS_PER_SLAB     64u
+#define UCX_SLABS_MAX        128u    // of one net: 8192 operations, about 9 MiB
+#define UCX_CONN_OPS_MAX     1024u   // of one connection, so that a stuck peer cannot take them all
+#define UCX_CONN_BATCHES_MAX 128u    // of those, messages whose sender waits for no callback
+#define UCX_CONNS_MAX        8192u   // of one net
+#define UCX_GRACE_US         100000u // a close takes UCX well below 1 ms
+#define UCX_ADMITTED_MAX     32u     // at the gate at one time, for milliseconds
+#define UCX_EP_BUCKETS       1024u   // hash of connections by endpoint; a power of two
 
 enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2, UCX_AM_BATCH = 3 };
 
@@ -58,6 +59,7 @@ typedef struct ucx_conn {
     as_conn_t head;
     ucx_list_t link;      // living or dying
     ucx_list_t held;      // operations that wait for OPEN, in order
+    uint32_t batches;     // operations that are batches
     struct ucx_op *batch; // messages that leave together; NULL: none wait
     struct ucx_conn *bucket_next;
     ucx_socket_t *socket;   // of the connecting side at the data port; NULL when closed
@@ -79,6 +81,7 @@ typedef struct ucx_op {
     as_net_done_fn done;
     void *ctx;
     as_status_t status;
+    bool batched;     // counts among the connection's batches
     bool receiving;   // UCX may write to the caller's buffer
     const void *data; // of a send, with the three below
     size_t data_bytes;

@@ -18,10 +18,15 @@ as_status_t ucx_batch_add(ucx_conn_t *conn, const void *header, size_t header_by
         return AS_OK;
     }
     ucx_batch_send(conn);
+    if (conn->batches == UCX_CONN_BATCHES_MAX) {
+        return AS_ERR_BUSY; // its peer takes none
+    }
     as_status_t status = ucx_op_take(conn, NULL, NULL, &op);
     if (status != AS_OK) {
         return status;
     }
+    op->batched = true;
+    conn->batches++;
     op->header_bytes = 0;
     op->data = NULL;
     op->data_bytes = 0;

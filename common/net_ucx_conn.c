@@ -48,6 +48,7 @@ as_status_t ucx_op_take(ucx_conn_t *conn, as_net_done_fn done, void *ctx, ucx_op
     op->done = done;
     op->ctx = ctx;
     op->status = AS_OK;
+    op->batched = false;
     op->receiving = false;
     op->net = net;
     conn->ops++;
@@ -58,6 +59,7 @@ as_status_t ucx_op_take(ucx_conn_t *conn, as_net_done_fn done, void *ctx, ucx_op
 void ucx_op_drop(ucx_op_t *op)
 {
     op->conn->ops--;
+    op->conn->batches -= op->batched;
     ucx_list_remove(&op->link);
     ucx_list_append(&op->net->free_ops, &op->link);
 }

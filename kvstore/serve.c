@@ -71,7 +71,7 @@ void kvs_conn_drop(kvs_conn_t *conn)
 
 // A peer that is stopped, or wants to hurt, neither takes what it asked for nor sends what it
 // announced, and no network reports it. What is kept for it would be kept for ever. One that holds reads
-// that others lack goes sooner; one in each sweep.
+// that others lack goes sooner, one in each sweep; one whose answers fill what the network has for it, at once.
 bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
 {
     bool busy = false, scarce = kvs_reads_are_scarce(store);
@@ -79,7 +79,11 @@ bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
         next = conn->next;
         uint64_t stalled_us = conn->ops > 0 ? now_us - conn->progress_us : 0;
         bool in_the_way = scarce && conn->reads > 0 && stalled_us >= KVS_SCARCE_STALL_US;
-        if (in_the_way || stalled_us >= store->options.stall_us) {
+        if (conn->deaf) {
+            AS_WARN("kvstore", "connection closed: its peer asks, and takes no answers");
+            as_metric_add(&kvs_metrics[KVS_METRIC_STALLS], 1);
+            kvs_conn_close(conn);
+        } else if (in_the_way || stalled_us >= store->options.stall_us) {
             scarce = scarce && !in_the_way;
             AS_WARN("kvstore",
                     "connection closed: its peer has neither taken nor sent anything for %llu s%s",
@@ -149,6 +153,8 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes)
     as_status_t status = as_net_send(conn->net, header, bytes, NULL, 0, NULL, NULL);
     if (status != AS_OK) {
         AS_DEBUG("kvstore", "answer dropped: %s", as_status_str(status));
+        conn->deaf |= status == AS_ERR_BUSY;
+        kvs_store_watch(conn->store);
     }
 }
 

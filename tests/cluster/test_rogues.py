@@ -86,6 +86,14 @@ def test_readers_that_stop_taking_leave_answers_to_others_however_many_they_are(
     assert metric(store, "busy_total") > 0, "there was not enough for all"
 
 
+def test_a_peer_that_asks_on_and_takes_no_answers_is_closed_at_once(store):
+    rogue = Rogue(store, "ask_on_and_stand_still")
+    rogue.until("stopped")
+    wait_until(lambda: metric(store, "connections") == 0, 20, "it is closed, long before it is taken for one that is stopped")
+    assert "its peer asks, and takes no answers" in store.log_text()
+    others_are_served(store, 100, BY_MESSAGES)
+
+
 def test_a_client_outlives_a_store_that_is_killed_in_mid_transfer(tmp_path):
     for number in range(LOOPS):
         folder = tmp_path / str(number)

@@ -22,6 +22,7 @@
 #define ASKS        240u // below what a connection may have
 #define ALL_ASKS    510u // what it may have
 #define READ_ASKS   30u
+#define RENEWS      30000u // whose answers fill what a store's network has for a connection
 #define LEASE_MS    60000u
 #define DEADLINE_US 60000000u
 #define LARGE_BYTES ((size_t)8 << 20)
@@ -143,6 +144,19 @@ static void ask_for_all_and_stand_still(rogue_t *rogue, uint32_t answers)
         printf("stopped\n");
         fflush(stdout);
         raise(SIGSTOP);
+    }
+}
+
+// Besides asks and asks what is answered at once.
+static void ask_on_and_stand_still(rogue_t *rogue, uint32_t answers)
+{
+    ask_for_all_and_stand_still(rogue, answers);
+    const as_wire_renew_t renew = {.head = as_wire_head(AS_WIRE_RENEW, 4)};
+    for (uint32_t i = 0; answers == 1 && i < RENEWS; i++) {
+        if (as_net_send(rogue->conn, &renew, sizeof(renew), NULL, 0, NULL, NULL) != AS_OK) {
+            finish(rogue, "cannot send");
+            return;
+        }
     }
 }
 
@@ -347,6 +361,7 @@ static void put_out_of_holes(rogue_t *rogue)
 static const act_t acts[] = {
     DOES(stand_still),
     DOES(ask_for_all_and_stand_still),
+    DOES(ask_on_and_stand_still),
     DOES(replay),
     DOES(read_of_a_lease_that_is_not_its_own),
     SAYS(hello_with_a_payload),
