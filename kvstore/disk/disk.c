@@ -95,6 +95,32 @@ static bool is_room_made(kvs_disk_t *disk, const kvs_job_t *job)
                                                      : kvs_segments_make_room(disk);
 }
 
+// A sync of the segment has failed: what of it is not safe yet may never have come to the disk, and is
+// forgotten. Its owner may write it again, elsewhere.
+static void spoil(kvs_disk_t *disk, kvs_segment_t *segment)
+{
+    kvs_spec_t *gone = as_mem_zalloc(segment->entries + 1, sizeof(*gone));
+    uint32_t count = 0;
+    if (segment->spoiled || !gone) {
+        as_mem_free(gone);
+        return;
+    }
+    segment->spoiled = true;
+    AS_ERROR("disk", "a sync of segment %u failed: its blocks that were not safe yet are forgotten",
+             segment->number);
+    for (uint32_t at = segment->first_entry, next; at != KVS_DISK_NONE; at = next) {
+        next = disk->entries[at].next;
+        if (!disk->entries[at].writing && !disk->entries[at].durable) {
+            gone[count++] = disk->entries[at].record.spec;
+            forget(disk, at);
+        }
+    }
+    for (uint32_t i = 0; disk->writer && i < count; i++) {
+        disk->options.on_gone(disk->options.ctx, &gone[i]);
+    }
+    as_mem_free(gone);
+}
+
 static void written(kvs_disk_t *disk, kvs_job_t *job)
 {
     kvs_segment_t *segment = job->segment;
@@ -234,6 +260,9 @@ void kvs_disk_job_done(void *ctx)
         was_dropped(disk, job);
     } else if (job->kind == KVS_JOB_REMOVE) {
         job->segment->number = 0;
+    }
+    if (job->unsafe && (job->kind == KVS_JOB_WRITE || job->kind == KVS_JOB_SYNC)) {
+        spoil(disk, job->segment);
     }
     kvs_disk_done_fn done = job->done;
     void *done_ctx = job->ctx;

@@ -312,7 +312,7 @@ static kvs_io_op_t *next_write(void *ctx)
         if (segment->fd < 0 && segment->failed == 0) {
             make_segment(feed->files, segment);
         }
-        job->error = segment->failed;
+        job->error = segment->failed != 0 ? segment->failed : segment->unsafe;
         if (job->error == 0) {
             return io_of(job, true);
         }
@@ -326,6 +326,18 @@ static void on_write(void *ctx, kvs_io_op_t *op)
     job_of(op)->error = as_fault(AS_FAULT_disk_write_fails) ? EIO : op->error;
 }
 
+// A sync that failed is told once: the next one of the same file finds nothing to do, whatever became of
+// the bytes. So it is not asked.
+static int sync_segment(kvs_segment_t *segment)
+{
+    if (segment->unsafe == 0) {
+        segment->unsafe = as_fault(AS_FAULT_disk_sync_fails) ? EIO
+                          : fdatasync(segment->fd) == 0      ? 0
+                                                             : errno;
+    }
+    return segment->unsafe;
+}
+
 // The bytes of durable blocks, on disk.
 static void sync_bytes(kvs_job_t *jobs)
 {
@@ -337,7 +349,7 @@ static void sync_bytes(kvs_job_t *jobs)
             continue;
         }
         if (job->segment != synced) {
-            error = fdatasync(job->segment->fd) == 0 ? 0 : errno;
+            error = sync_segment(job->segment);
             synced = job->segment;
         }
         job->error = error;
@@ -390,6 +402,7 @@ void kvs_files_write(void *ctx, kvs_worker_t *worker, kvs_job_t *jobs)
         next = job->next;
         job->status = job->error != 0 ? status_of(job->error) : committed;
         job->failed_with = failed;
+        job->unsafe = job->segment && job->segment->unsafe != 0;
         failed |= job->kind == KVS_JOB_WRITE && job->status != AS_OK;
         kvs_worker_finish(worker, job);
     }

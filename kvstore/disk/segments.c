@@ -100,7 +100,8 @@ static uint32_t file_count(const kvs_disk_t *disk)
 as_status_t kvs_segment_for(kvs_disk_t *disk, size_t bytes, kvs_segment_t **segment_p)
 {
     kvs_segment_t *newest = disk->newest;
-    if (newest && !newest->broken && newest->used_bytes + bytes <= disk->options.segment_bytes) {
+    if (newest && !newest->broken && !newest->spoiled &&
+        newest->used_bytes + bytes <= disk->options.segment_bytes) {
         *segment_p = newest;
         return AS_OK;
     }

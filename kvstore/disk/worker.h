@@ -32,11 +32,13 @@ typedef struct kvs_segment {
     uint32_t number; // 0: unused
     int fd;          // -1: not open
     int failed;      // errno of making it
+    int unsafe;      // the writer's: errno of a sync, which a later one does not tell again
     uint64_t used_bytes;
     uint32_t first_entry; // of the list of its entries
     uint32_t entries, writing, reads;
-    bool broken; // its file could not be made
-    bool going;  // its blocks are forgotten, its file goes once nothing reads it
+    bool broken;  // its file could not be made
+    bool spoiled; // a sync of it failed: nothing more is written to it
+    bool going;   // its blocks are forgotten, its file goes once nothing reads it
     struct kvs_segment *older, *newer;
 } kvs_segment_t;
 
@@ -54,6 +56,7 @@ typedef struct kvs_job {
     size_t bytes;            // of the image on disk, or of the piece; a multiple of 4096
     struct kvs_check *check; // READ: a piece for check.c; NULL: a whole block
     bool durable;
+    bool unsafe;           // a sync of its segment has failed
     bool again;            // SETTLE: once more, behind what the first one let go on
     kvs_record_t *dropped; // DROP: owned
     uint32_t dropped_count;

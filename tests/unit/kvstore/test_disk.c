@@ -412,11 +412,32 @@ static void a_sync_that_waits_at_the_end_is_called_back(void **state)
     open_disk();
 }
 
+static void a_segment_whose_sync_failed_is_not_trusted_again(void **state)
+{
+    (void)state;
+    assert_int_equal(write_block(0, true), AS_OK);
+    assert_int_equal(write_block(1, false), AS_OK);
+    as_fault_arm(AS_FAULT_disk_sync_fails, 1);
+    assert_int_equal(write_block(2, true), AS_ERR_IO);
+    as_fault_clear();
+    kvs_spec_t spec = spec_of(1);
+    waited_t waited = {0};
+    assert_int_equal(kvs_disk_sync(disk, &spec, on_done, &waited), AS_ERR_NOT_FOUND);
+    assert_false(is_found(1) || is_found(2));
+    assert_int_equal(read_block(0), AS_OK); // it was safe
+    assert_int_equal(files(), 1);
+    assert_int_equal(write_block(1, true), AS_OK);
+    assert_int_equal(write_block(2, true), AS_OK);
+    assert_int_equal(files(), 2);
+    assert_int_equal(read_block(1), AS_OK);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(a_segment_whose_sync_failed_is_not_trusted_again),
         TEST(a_block_comes_back_as_it_was),
         TEST(blocks_are_found_after_a_new_start),
         TEST(a_start_goes_on_with_the_newest_segment),
