@@ -371,11 +371,14 @@ static void net_reap(ucx_net_t *net)
         for (ucx_list_t *at = net->dying.next; at != &net->dying; at = at->next) {
             UCX_LIST_OF(at, ucx_conn_t)->user_closed = true; // lost, and not closed by its owner
         }
-        while (ucx_progress(net->worker) > 0) {
+        while (ucx_progress(net->worker) > 0 && now_ms() < end_ms) {
         }
         deliver(net);
     }
     net->abandoned = true;
+    while (!ucx_list_is_empty(&net->finished)) {
+        ucx_op_report(UCX_LIST_OF(net->finished.next, ucx_op_t));
+    }
     while (!ucx_list_is_empty(&net->inflight)) {
         ucx_op_report(UCX_LIST_OF(net->inflight.next, ucx_op_t));
     }
