@@ -96,19 +96,18 @@ static bool is_room_made(kvs_disk_t *disk, const kvs_job_t *job)
 }
 
 // A sync of the segment has failed: what of it is not safe yet may never have come to the disk, and is
-// forgotten. Its owner may write it again, elsewhere.
+// forgotten. Its owner may write it again, elsewhere. What is still `writing` has its turn when it ends.
 static void spoil(kvs_disk_t *disk, kvs_segment_t *segment)
 {
-    kvs_spec_t *gone = as_mem_zalloc(segment->entries + 1, sizeof(*gone));
-    uint32_t count = 0;
-    if (segment->spoiled || !gone) {
-        as_mem_free(gone);
-        return;
+    if (!segment->spoiled) {
+        AS_ERROR("disk",
+                 "a sync of segment %u failed: its blocks that were not safe yet are forgotten",
+                 segment->number);
     }
     segment->spoiled = true;
-    AS_ERROR("disk", "a sync of segment %u failed: its blocks that were not safe yet are forgotten",
-             segment->number);
-    for (uint32_t at = segment->first_entry, next; at != KVS_DISK_NONE; at = next) {
+    kvs_spec_t *gone = as_mem_zalloc(segment->entries + 1, sizeof(*gone));
+    uint32_t count = 0;
+    for (uint32_t at = segment->first_entry, next; gone && at != KVS_DISK_NONE; at = next) {
         next = disk->entries[at].next;
         if (!disk->entries[at].writing && !disk->entries[at].durable) {
             gone[count++] = disk->entries[at].record.spec;

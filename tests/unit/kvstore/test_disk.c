@@ -432,12 +432,32 @@ static void a_segment_whose_sync_failed_is_not_trusted_again(void **state)
     assert_int_equal(read_block(1), AS_OK);
 }
 
+static void nor_is_what_was_written_beside_it(void **state)
+{
+    (void)state;
+    uint8_t *image = image_of(1);
+    waited_t waited = {0};
+    as_fault_arm(AS_FAULT_disk_hangs, 1); // the others come meanwhile, and are written together
+    as_fault_arm(AS_FAULT_disk_sync_fails, 1);
+    for (uint32_t n = 0; n < 4; n++) {
+        kvs_spec_t spec = spec_of(n);
+        assert_int_equal(give(&spec, image, n == 2, &waited), AS_OK);
+    }
+    wait_for(&waited, 4);
+    for (uint32_t n = 0; n < 4; n++) { // the last, too, whose end was told after the failure
+        assert_false(is_found(n));
+    }
+    assert_true(gone >= 2);
+    as_mem_free(image);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(a_segment_whose_sync_failed_is_not_trusted_again),
+        TEST(nor_is_what_was_written_beside_it),
         TEST(a_block_comes_back_as_it_was),
         TEST(blocks_are_found_after_a_new_start),
         TEST(a_start_goes_on_with_the_newest_segment),
