@@ -24,6 +24,7 @@
 #define BLOCKED_MAX 8u
 
 static void on_wake(void *ctx);
+static void on_again(void *ctx);
 
 as_status_t kvs_locates_alloc(kvs_store_t *store)
 {
@@ -54,7 +55,7 @@ as_status_t kvs_locates_alloc(kvs_store_t *store)
     for (; locates->answers_left < KVS_ANSWERS_MAX; at += AS_WIRE_LOCATED_BYTES_MAX) {
         locates->answers[locates->answers_left++] = at;
     }
-    as_status_t status = as_timer_alloc(store->options.loop, on_wake, store, &locates->again);
+    as_status_t status = as_timer_alloc(store->options.loop, on_again, store, &locates->again);
     return status == AS_OK ? kvs_promotions_alloc(store) : status;
 }
 
@@ -83,7 +84,7 @@ static kvs_locate_t *locate_take(kvs_conn_t *conn, const as_wire_locate_t *ask, 
         locate->conn = conn;
         locate->header = *ask;
         locate->header.tenant = tenant;
-        locate->cold = false;
+        locate->cold = locate->blocked = false;
         locate->promoting = locate->held_count = 0;
         kvs_conn_hold(conn);
     }
@@ -302,6 +303,22 @@ void kvs_locates_wake(kvs_store_t *store)
     }
 }
 
+// What it waits for is brought, as far as there is room. Where there was none, what wakes the others has
+// made none: to look for it each time, over all that is held, would take the loop.
+static kvs_promoted_t bring(kvs_locate_t *locate, uint32_t blocked)
+{
+    if (!may_be_answered(locate)) {
+        return KVS_PROMOTED_ALL;
+    }
+    if (locate->blocked || blocked >= BLOCKED_MAX) {
+        return KVS_PROMOTED_BLOCKED;
+    }
+    kvs_promoted_t promoted = kvs_promote_some(locate);
+    locate->blocked =
+        promoted == KVS_PROMOTED_BLOCKED && !kvs_promotions_are_full(locate->conn->store);
+    return promoted;
+}
+
 static void on_wake(void *ctx)
 {
     kvs_store_t *store = ctx;
@@ -310,20 +327,26 @@ static void on_wake(void *ctx)
     locates->crowded = false;
     for (kvs_locate_t *locate = locates->first, *next; locate; locate = next) {
         next = locate->next;
-        kvs_promoted_t promoted = KVS_PROMOTED_ALL;
-        if (may_be_answered(locate) && blocked < BLOCKED_MAX) {
-            promoted = kvs_promote_some(locate);
-        } else if (may_be_answered(locate)) {
-            promoted = KVS_PROMOTED_BLOCKED;
-        }
+        kvs_promoted_t promoted = bring(locate, blocked);
         blocked += promoted == KVS_PROMOTED_BLOCKED;
         if (promoted == KVS_PROMOTED_ALL) {
             locates->crowded |= !locate_answer(locate);
         }
     }
-    if (blocked > 0) {
+    if (blocked > 0 && !locates->is_again_due) {
+        locates->is_again_due = true;
         as_timer_start(locates->again, AGAIN_US);
     }
+}
+
+static void on_again(void *ctx)
+{
+    kvs_store_t *store = ctx;
+    store->locates->is_again_due = false;
+    for (kvs_locate_t *locate = store->locates->first; locate; locate = locate->next) {
+        locate->blocked = false;
+    }
+    on_wake(store);
 }
 
 bool kvs_locates_sweep(kvs_store_t *store, uint64_t now_us)

@@ -32,6 +32,7 @@ typedef struct kvs_locate {
     uint64_t turn, wait_until_us;
     // of promote.c
     bool cold;          // something of it was on disk only
+    bool blocked;       // there was no room for a block of it: it has its turn with `again`
     uint32_t next_key;  // whose turn it is to be brought
     uint32_t promoting; // blocks that are on their way
     uint8_t *sought;    // of each key: kvs_sought_t
@@ -49,6 +50,7 @@ typedef struct kvs_locates {
     bool crowded;        // one of them could be answered, and there is no room for its answer
     as_task_t wake;
     as_timer_t *again; // there was no room for a block from disk: to be tried once more
+    bool is_again_due; // it runs
     uint8_t *memory;
 } kvs_locates_t;
 
@@ -75,7 +77,8 @@ as_status_t kvs_promotions_alloc(kvs_store_t *store) AS_MUST_USE;
 void kvs_promotions_free(kvs_store_t *store); // after the disk has ended
 void kvs_promote_begin(kvs_locate_t *locate); // its keys are here
 kvs_promoted_t kvs_promote_some(kvs_locate_t *locate);
-void kvs_promote_end(kvs_locate_t *locate); // it waits no longer, and holds nothing
+bool kvs_promotions_are_full(const kvs_store_t *store); // as many as may be are on their way
+void kvs_promote_end(kvs_locate_t *locate);             // it waits no longer, and holds nothing
 // Whether a block that is not in RAM may be there a little later.
 bool kvs_promote_is_to_come(const kvs_locate_t *locate, uint32_t i);
 void kvs_promote_remove(kvs_store_t *store, const as_key_t *key, kvs_realm_t realm); // on its way

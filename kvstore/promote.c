@@ -250,6 +250,11 @@ kvs_promoted_t kvs_promote_some(kvs_locate_t *locate)
     return locate->promoting > 0 ? KVS_PROMOTED_COMING : KVS_PROMOTED_ALL;
 }
 
+bool kvs_promotions_are_full(const kvs_store_t *store)
+{
+    return store->promotions && store->promotions->open_count == KVS_PROMOTIONS_MAX;
+}
+
 bool kvs_promote_is_to_come(const kvs_locate_t *locate, uint32_t i)
 {
     return locate->cold && locate->sought[i] != KVS_SOUGHT_IN_VAIN &&

@@ -210,8 +210,9 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
 
 bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
 {
-    uint64_t before = store->counted.evictions, now_us = as_loop_now_us(store->options.loop);
-    if (store->evict_vain_us > 0 && now_us - store->evict_vain_us < EVICT_VAIN_US) {
+    uint64_t before = store->counted.evictions;
+    if (store->evict_vain_us > 0 &&
+        as_loop_now_us(store->options.loop) - store->evict_vain_us < EVICT_VAIN_US) {
         return false; // else each of many puts would walk over all that is held
     }
     kvs_block_t *parent = NULL;
@@ -227,7 +228,8 @@ bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
         kvs_index_unpin(store->index, parent);
     }
     bool evicted = store->counted.evictions > before;
-    store->evict_vain_us = evicted ? 0 : now_us + (now_us == 0);
+    uint64_t ended_us = as_loop_now_us(store->options.loop); // the walk may take longer than that
+    store->evict_vain_us = evicted ? 0 : ended_us + (ended_us == 0);
     return evicted;
 }
 

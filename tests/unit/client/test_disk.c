@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "kvstore/disk/disk.h"
+#include "kvstore/locate.h"
 
 static uint32_t added, removed;
 
@@ -177,6 +178,40 @@ static void a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes(void **state)
     assert_int_equal(result.status, AS_OK);
     assert_int_equal(result.block_count, 24);
     assert_int_equal(stat_now().promotions, 24);
+    world_let_go(&world);
+}
+
+// Whoever waits for room is looked at now and then, however often others are woken meanwhile.
+static void a_store_without_room_seldom_looks_for_it(void **state)
+{
+    (void)state;
+    enum { PASS_US = 60000, AGAIN_US = 2000 };
+    world_options_t options = with_disk(24 * 12288);
+    options.client.connect_timeout_us = 700000; // so long the fetch waits for room
+    world_open(&world, &options);
+    for (uint32_t i = 0; i < 40; i++) {
+        assert_int_equal(put_until_it_fits(&world, i), AS_OK);
+        wait_for_disk(i + 1);
+    }
+    start_again(&options);
+    kvs_store_t *store = world.stores[0];
+    fetch_result_t result;
+    assert_int_equal(fetch_begin(&world, (fetch_ask_t){.count = 40}, &result), AS_OK);
+    while (stat_now().promotions < 24) { // what is here is held for those that find no room
+        as_loop_run_once(world.loop, true);
+    }
+    uint32_t looks = 0;
+    uint64_t looked_us = store->evict_vain_us, began_us = as_loop_now_us(world.loop), now_us;
+    while ((now_us = as_loop_now_us(world.loop)) < began_us + PASS_US) {
+        kvs_locates_wake(store);
+        as_loop_run_once(world.loop, false);
+        looks += store->evict_vain_us != looked_us;
+        looked_us = store->evict_vain_us;
+    }
+    assert_in_range(looks, 1, (now_us - began_us) / AGAIN_US + 2);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.block_count, 24);
+    fetch_free(&result);
     world_let_go(&world);
 }
 
@@ -433,6 +468,7 @@ int main(void)
         TEST(many_cold_readers_at_once_miss_nothing),
         TEST(a_cold_chain_makes_room_for_itself),
         TEST(a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes),
+        TEST(a_store_without_room_seldom_looks_for_it),
         TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
         TEST(a_durable_put_that_finds_no_disk_is_no_success),
