@@ -60,6 +60,12 @@ uint32_t as_conn_caps(const as_conn_t *conn)
     return conn->caps;
 }
 
+bool as_conn_is_deaf(const as_conn_t *conn)
+{
+    check_conn(conn);
+    return conn->deaf;
+}
+
 const char *as_conn_transport(const as_conn_t *conn)
 {
     check_conn(conn);

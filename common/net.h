@@ -96,6 +96,9 @@ uint32_t as_conn_caps(const as_conn_t *conn);
 // How a payload of so many bytes is best sent: in pieces of so many, the last one shorter. Each comes with
 // its message, in the order sent, and is best taken from there. `bytes` itself: in one.
 size_t as_conn_piece_bytes(const as_conn_t *conn, size_t bytes);
+// A message was refused as BUSY for this connection's own sake: its peer takes none, and the network has as many
+// for it as it may have for one. Other refusals may be for want of what all connections share.
+bool as_conn_is_deaf(const as_conn_t *conn);
 // What carries the connection, such as "tcp", "posix tcp" or "sim"; for logs and benches. Empty
 // while connecting.
 const char *as_conn_transport(const as_conn_t *conn);

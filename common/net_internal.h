@@ -77,6 +77,7 @@ struct as_conn {
     as_net_t *net;
     void *user;
     uint32_t caps;
+    bool deaf; // as_conn_is_deaf
 };
 
 // First member of each implementation's registered memory and of its remote key.

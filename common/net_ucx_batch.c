@@ -19,7 +19,8 @@ as_status_t ucx_batch_add(ucx_conn_t *conn, const void *header, size_t header_by
     }
     ucx_batch_send(conn);
     if (conn->batches == UCX_CONN_BATCHES_MAX) {
-        return AS_ERR_BUSY; // its peer takes none
+        conn->head.deaf = true;
+        return AS_ERR_BUSY;
     }
     as_status_t status = ucx_op_take(conn, NULL, NULL, &op);
     if (status != AS_OK) {

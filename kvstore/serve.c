@@ -79,7 +79,7 @@ bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
         next = conn->next;
         uint64_t stalled_us = conn->ops > 0 ? now_us - conn->progress_us : 0;
         bool in_the_way = scarce && conn->reads > 0 && stalled_us >= KVS_SCARCE_STALL_US;
-        if (conn->deaf) {
+        if (as_conn_is_deaf(conn->net)) {
             AS_WARN("kvstore", "connection closed: its peer asks, and takes no answers");
             as_metric_add(&kvs_metrics[KVS_METRIC_STALLS], 1);
             kvs_conn_close(conn);
@@ -153,8 +153,7 @@ void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes)
     as_status_t status = as_net_send(conn->net, header, bytes, NULL, 0, NULL, NULL);
     if (status != AS_OK) {
         AS_DEBUG("kvstore", "answer dropped: %s", as_status_str(status));
-        conn->deaf |= status == AS_ERR_BUSY;
-        kvs_store_watch(conn->store);
+        kvs_store_watch(conn->store); // which closes it, where that is its peer's doing
     }
 }
 

@@ -107,7 +107,6 @@ typedef struct kvs_conn {
     kvs_store_t *store;
     as_conn_t *net; // NULL once closed
     struct kvs_conn *prev, *next;
-    bool deaf;    // its peer takes no answers: it is closed with the next sweep
     bool greeted; // HELLO came, and it was admitted
     bool foreign; // it speaks another version, and was told ours
     // of its token (admit.c)

@@ -168,6 +168,35 @@ static void what_waited_for_a_stopped_peer_goes_on_when_it_runs_again(void **sta
     assert_int_equal(client->lost, 0);
 }
 
+static void a_connection_whose_peer_takes_no_messages_is_deaf(void **state)
+{
+    client_t *client = *state;
+    enum { COUNT = 1000000 };
+    const ask_t ask = {ASK_SILENCE, 0, 0};
+    as_status_t status = AS_OK;
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    while (client_ask(client, ask, pattern(), MIB / 16) ==
+           AS_OK) { // until it has all its operations
+    }
+    assert_int_equal(as_net_send(client->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL),
+                     AS_ERR_BUSY);
+    assert_false(as_conn_is_deaf(client->conn)); // not by its messages
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    kill(client->peer.pid, SIGCONT);
+    warm_up(client);
+    kill(client->peer.pid, SIGSTOP);
+    for (uint32_t i = 0; i < COUNT && status == AS_OK; i++) {
+        status = as_net_send(client->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL);
+        if (i % 64 == 0) {
+            as_loop_run_once(client->loop, false);
+        }
+    }
+    assert_int_equal(status, AS_ERR_BUSY);
+    assert_true(as_conn_is_deaf(client->conn));
+}
+
 static void a_connection_to_a_stopped_peer_can_be_closed_and_freed(void **state)
 {
     client_t *client = *state;
@@ -365,6 +394,7 @@ int main(int argc, char **argv)
         NET_TEST(a_peer_killed_in_mid_transfer_fails_what_is_in_flight_and_then_is_lost_once),
         NET_TEST(a_peer_killed_with_its_queues_full_is_lost_all_the_same),
         NET_TEST(what_waited_for_a_stopped_peer_goes_on_when_it_runs_again),
+        NET_TEST(a_connection_whose_peer_takes_no_messages_is_deaf),
         NET_TEST(a_connection_to_a_stopped_peer_can_be_closed_and_freed),
         NET_TEST(a_peer_that_closes_is_lost),
         NET_TEST(a_connection_may_be_closed_by_its_message_handler),
