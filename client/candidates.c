@@ -77,10 +77,21 @@ static void count_fallback(as_status_t status)
                   1);
 }
 
+_Static_assert(ASSAY_REPLICAS_MAX + 2 <= 16, "a bit of `bad` for each candidate");
+
+static bool is_bad(const assay_block_t *block, uint32_t candidate)
+{
+    return (block->bad >> candidate & 1) != 0;
+}
+
 assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block)
 {
     assay_block_t *b = &fetch->blocks[block];
     while (b->tries < (b->lost ? b->candidates : b->sure)) {
+        if (is_bad(b, b->tries)) {
+            b->tries++;
+            continue;
+        }
         assay_link_t *link = assay_link_find(fetch->client, candidates_of(fetch, block)[b->tries]);
         if (b->tries++ > 0) {
             count_fallback(b->status);
@@ -99,7 +110,20 @@ assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block)
 
 bool assay_candidates_are_left(const assay_fetch_t *fetch, uint32_t block)
 {
-    return fetch->blocks[block].tries < fetch->blocks[block].sure;
+    const assay_block_t *b = &fetch->blocks[block];
+    uint32_t i = b->tries;
+    while (i < b->sure && is_bad(b, i)) {
+        i++;
+    }
+    return i < b->sure;
+}
+
+void assay_candidates_fail(assay_fetch_t *fetch, uint32_t block, uint64_t node_id)
+{
+    uint32_t number = number_of(fetch, block, node_id);
+    if (number != NO_BLOCK) {
+        fetch->blocks[block].bad |= (uint16_t)(1u << number);
+    }
 }
 
 bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id)

@@ -327,6 +327,9 @@ void assay_fetch_lost(assay_part_t *part, uint32_t block, as_status_t status)
     lost->part = NULL;
     lost->lost = true;
     lost->status = status;
+    if (status != AS_ERR_BUSY) {
+        assay_candidates_fail(fetch, block, part->link->store.node_id);
+    }
     fetch->seeking = true;
     as_loop_post(fetch->client->options.loop, &fetch->pump);
 }

@@ -241,9 +241,11 @@ typedef struct assay_block {
     uint32_t reads; // under way
     // who may have it (candidates.c)
     uint8_t candidates, sure, tries; // there are; are asked in any case; were asked
+    uint16_t bad;                    // candidates, by number, that it could not be read from
     bool placed;                     // the node of its run is known
     bool lost;                       // a store failed that may have it
     bool busy;                       // one was too busy for it: it is asked for again
+    bool found;                      // somebody had it
     bool is_hole;                    // it is not to be had; known once all is located
     ask_state_t everywhere;          // the question to every store
     as_status_t status;              // why it could not be had
@@ -263,7 +265,7 @@ struct assay_fetch {
     uint64_t began_us, deadline_us, locate_until_us;
     uint64_t again_us; // when what was refused is asked again; 0: nothing was
     bool renewing;     // then, too: blocks that a store was too busy for are asked of all again
-    uint64_t found_us; // when a block was last located
+    uint64_t found_us; // when a block was last located for the first time
     void *arena;
     as_key_t *keys;
     assay_block_t *blocks;
@@ -300,6 +302,8 @@ void assay_candidates_list(assay_fetch_t *fetch, const uint64_t *node_ids);
 assay_link_t *assay_candidates_next(assay_fetch_t *fetch, uint32_t block);
 // Whether another store has a copy, as far as is known, and was not asked.
 bool assay_candidates_are_left(const assay_fetch_t *fetch, uint32_t block);
+// It could not be read from this node, which is not asked for it again.
+void assay_candidates_fail(assay_fetch_t *fetch, uint32_t block, uint64_t node_id);
 // This node has the block: whether it is the one to read it from.
 bool assay_candidates_take(assay_fetch_t *fetch, uint32_t block, uint64_t node_id);
 

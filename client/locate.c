@@ -280,7 +280,10 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
     }
     block->part = part;
     block->busy = false;
-    fetch->found_us = assay_now_us(fetch->client);
+    if (!block->found) { // else it was lost where it was found, which must not go on for ever
+        block->found = true;
+        fetch->found_us = assay_now_us(fetch->client);
+    }
     block->position = position;
     block->address = place->address;
 }
@@ -400,7 +403,8 @@ static bool waits_for_busy(const assay_fetch_t *fetch, uint32_t end)
     return false;
 }
 
-// All candidates of the blocks that one of them was too busy for are to be asked again.
+// All candidates of the blocks that one of them was too busy for are to be asked again, but for those
+// that a block could not be read from.
 static void renew(assay_fetch_t *fetch)
 {
     fetch->renewing = false;
