@@ -233,8 +233,9 @@ static size_t locate_write(const kvs_locate_t *locate, kvs_block_t *const *block
 
 static void on_located_sent(void *ctx, as_status_t status)
 {
-    (void)status;
-    locate_give(ctx);
+    kvs_locate_t *locate = ctx;
+    kvs_conn_awaited(locate->conn, status == AS_OK);
+    locate_give(locate);
 }
 
 // False: its connection is gone, or was denied since it asked.
@@ -269,8 +270,10 @@ static bool locate_answer(kvs_locate_t *locate)
     }
     size_t bytes = locate_write(locate, blocks, &reply);
     wait_no_more(locate); // what it held is leased
+    kvs_conn_await(conn);
     if (as_net_send(conn->net, &reply, sizeof(reply), locate->answer, bytes, on_located_sent,
                     locate) != AS_OK) {
+        kvs_conn_awaited(conn, false);
         kvs_lease_end(conn->store->leases, &conn->leases, reply.lease_id);
         locate_give(locate);
     }
@@ -374,6 +377,7 @@ static void on_locate_keys(void *ctx, as_status_t status)
 {
     kvs_locate_t *locate = ctx;
     kvs_conn_t *conn = locate->conn;
+    kvs_conn_awaited(conn, false);
     if (status != AS_OK || !conn->net || as_fault(AS_FAULT_serve_locate_drop)) {
         locate_give(locate);
         return;
@@ -400,6 +404,7 @@ void kvs_locate_serve(kvs_conn_t *conn, const as_wire_locate_t *ask, as_net_msg_
     }
     kvs_locate_t *locate = locate_take(conn, ask, tenant);
     if (locate && as_net_msg_recv(msg, locate->keys, on_locate_keys, locate) == AS_OK) {
+        kvs_conn_await(conn);
         return;
     }
     if (locate) {

@@ -185,7 +185,6 @@ void kvs_put_give_up(kvs_conn_t *conn, uint64_t request, as_status_t status)
 void kvs_put_piece(kvs_conn_t *conn, const as_wire_piece_t *piece, const as_net_msg_t *msg)
 {
     kvs_put_t *put = put_of(conn, piece->head.request);
-    conn->progress_us = as_loop_now_us(conn->store->options.loop);
     if (!put) {
         return; // it was answered
     }

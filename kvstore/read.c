@@ -87,6 +87,7 @@ static void on_sent(void *ctx, as_status_t status)
     if (status == AS_OK) {
         kvs_count(&conn->store->counted.bytes_read, KVS_METRIC_BYTES_READ, bytes);
     }
+    kvs_conn_awaited(conn, status == AS_OK);
     read->sending_bytes -= bytes;
     conn->turns.sending_bytes -= bytes;
     kvs_conn_hold(conn);
@@ -208,6 +209,7 @@ static as_status_t send(read_t *read)
     as_status_t status = as_net_sendv(conn->net, &reply, sizeof(reply), whole ? read->iov : &piece,
                                       whole ? read->iov_count : 1, on_sent, read);
     if (status == AS_OK) {
+        kvs_conn_await(conn);
         read->sending++;
         read->sending_bytes += bytes;
         read->handed_bytes += bytes;

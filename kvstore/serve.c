@@ -56,7 +56,6 @@ static void free_if_unheld(kvs_conn_t *conn)
 void kvs_conn_hold(kvs_conn_t *conn)
 {
     if (conn->ops++ == 0) {
-        conn->progress_us = as_loop_now_us(conn->store->options.loop);
         kvs_store_watch(conn->store);
     }
 }
@@ -65,19 +64,35 @@ void kvs_conn_drop(kvs_conn_t *conn)
 {
     AS_ASSERT(conn->ops > 0);
     conn->ops--;
-    conn->progress_us = as_loop_now_us(conn->store->options.loop);
     free_if_unheld(conn);
 }
 
+void kvs_conn_await(kvs_conn_t *conn)
+{
+    if (conn->awaited++ == 0) {
+        conn->progress_us = as_loop_now_us(conn->store->options.loop);
+    }
+}
+
+void kvs_conn_awaited(kvs_conn_t *conn, bool took)
+{
+    AS_ASSERT(conn->awaited > 0);
+    conn->awaited--;
+    if (took) {
+        conn->progress_us = as_loop_now_us(conn->store->options.loop);
+    }
+}
+
 // A peer that is stopped, or wants to hurt, neither takes what it asked for nor sends what it
-// announced, and no network reports it. What is kept for it would be kept for ever. One that holds reads
+// announced, and no network reports it. What is kept for it would be kept for ever. (Puts have times of their
+// own: put.c.) One that holds reads
 // that others lack goes sooner, one in each sweep; one whose answers fill what the network has for it, at once.
 bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
 {
     bool busy = false, scarce = kvs_reads_are_scarce(store);
     for (kvs_conn_t *conn = store->conns, *next; conn; conn = next) {
         next = conn->next;
-        uint64_t stalled_us = conn->ops > 0 ? now_us - conn->progress_us : 0;
+        uint64_t stalled_us = conn->awaited > 0 ? now_us - conn->progress_us : 0;
         bool in_the_way = scarce && conn->reads > 0 && stalled_us >= KVS_SCARCE_STALL_US;
         if (as_conn_is_deaf(conn->net)) {
             AS_WARN("kvstore", "connection closed: its peer asks, and takes no answers");
@@ -86,7 +101,7 @@ bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
         } else if (in_the_way || stalled_us >= store->options.stall_us) {
             scarce = scarce && !in_the_way;
             AS_WARN("kvstore",
-                    "connection closed: its peer has neither taken nor sent anything for %llu s%s",
+                    "connection closed: its peer has not taken what it asked for in %llu s%s",
                     (unsigned long long)(stalled_us / 1000000),
                     in_the_way ? ", and others wait to be answered" : "");
             as_metric_add(&kvs_metrics[KVS_METRIC_STALLS], 1);
@@ -166,10 +181,10 @@ typedef struct hello_answer {
 
 static void on_hello_answered(void *ctx, as_status_t status)
 {
-    (void)status;
     hello_answer_t *answer = ctx;
     kvs_conn_t *conn = answer->conn;
     as_mem_free(answer);
+    kvs_conn_awaited(conn, status == AS_OK);
     kvs_conn_drop(conn);
 }
 
@@ -230,6 +245,7 @@ static void serve_hello(kvs_conn_t *conn, const as_wire_hello_t *ask)
     answer->conn = conn;
     reply.rkey_bytes = (uint32_t)rkey_bytes;
     kvs_conn_hold(conn);
+    kvs_conn_await(conn);
     if (as_net_send(conn->net, &reply, sizeof(reply), answer->rkey, rkey_bytes, on_hello_answered,
                     answer) != AS_OK) {
         on_hello_answered(answer, AS_ERR_BUSY);

@@ -113,7 +113,8 @@ typedef struct kvs_conn {
     uint32_t tenant, rights, key_id;
     uint64_t until_us, accepted_us;
     uint32_t ops;                      // callbacks that will still come with this connection
-    uint64_t progress_us;              // when the last of them came, or the first was begun
+    uint32_t awaited;                  // of these, those that its peer has to do something for
+    uint64_t progress_us;              // when it last took something, or the first was begun
     uint32_t reads;                    // answers to READ, waiting or being sent
     uint32_t locates, locates_waiting; // LOCATEs that it has here; of them those that wait
     uint32_t answers;                  // to LOCATEs, being sent
@@ -218,10 +219,14 @@ uint64_t kvs_lease_time_us(const kvs_store_t *store, uint32_t lease_ms);
 uint64_t kvs_lease_grace_us(uint64_t lease_us);
 void kvs_conn_close(
     kvs_conn_t *conn); // ends its leases and reservations; the pointer may be dead after it
-// Closes those of which nothing has come to an end for too long; whether something is under way.
+// Closes those whose peers take nothing for too long; whether something is under way.
 bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us);
 void kvs_conn_hold(kvs_conn_t *conn); // a callback will come with it
 void kvs_conn_drop(kvs_conn_t *conn);
+// Its peer has to take what was handed to the network for it, or to send what it announced; it has, or need
+// no longer. `took`: a sign that it takes what it asks for, which nothing that it sends is.
+void kvs_conn_await(kvs_conn_t *conn);
+void kvs_conn_awaited(kvs_conn_t *conn, bool took);
 void kvs_conn_offend(kvs_conn_t *conn, const char *what); // broke the protocol: closed
 void kvs_conn_reply(kvs_conn_t *conn, const void *header, size_t bytes);
 
