@@ -291,6 +291,7 @@ void assay_fetch_arrived(assay_fetch_t *fetch, uint32_t block, uint32_t layer)
     bool *here = &fetch->here[(size_t)block * fetch->args.shape.layers + layer];
     AS_ASSERT(!*here);
     *here = true;
+    fetch->wait_us = 0;
     fetch->bytes += fetch->extent_bytes;
     as_metric_add(&assay_metrics[ASSAY_METRIC_FETCHED_BYTES], (int64_t)fetch->extent_bytes);
     bool whole = ++fetch->blocks[block].arrived == assay_fetch_layers(fetch);
@@ -504,11 +505,17 @@ static void cut_arriving(assay_fetch_t *fetch)
 
 void assay_fetch_later(assay_fetch_t *fetch)
 {
-    uint64_t now_us = assay_now_us(fetch->client), again_us = now_us + BUSY_AGAIN_US;
-    if (fetch->again_us == 0 && fetch->state < FETCH_ENDING) {
-        fetch->again_us = again_us < fetch->deadline_us ? again_us : fetch->deadline_us;
-        as_timer_start(fetch->timer, fetch->again_us > now_us ? fetch->again_us - now_us : 0);
+    if (fetch->again_us != 0 || fetch->state >= FETCH_ENDING) {
+        return;
     }
+    uint64_t now_us = assay_now_us(fetch->client);
+    uint64_t wait_us = fetch->wait_us > 0 ? fetch->wait_us * 2 : BUSY_AGAIN_US;
+    fetch->wait_us = wait_us < BUSY_AGAIN_US_MAX ? wait_us : BUSY_AGAIN_US_MAX;
+    fetch->again_us =
+        now_us + fetch->wait_us < fetch->deadline_us ? now_us + fetch->wait_us : fetch->deadline_us;
+    uint64_t left_us = fetch->again_us > now_us ? fetch->again_us - now_us : 0;
+    // Something else may be due before; the timer sees to it.
+    as_timer_start(fetch->timer, left_us < BUSY_AGAIN_US ? left_us : BUSY_AGAIN_US);
 }
 
 // Also starts itself anew, for whatever comes next.

@@ -24,9 +24,12 @@
 #define ASK_BLOCKS_LARGE 8u
 #define ASK_BYTES_MANY   (64u << 10)
 #define COPY_BYTES_TURN                                                                            \
-    (1u << 20)              // copied from shared memory in one turn of the loop: about 0.1 ms
-#define BUSY_AGAIN_US 5000u // after that what was refused for now is asked again
-#define NO_BLOCK      UINT32_MAX
+    (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
+// After that what was refused for now is asked again: at first; and at most, since it doubles as long as
+// nothing comes.
+#define BUSY_AGAIN_US     5000u
+#define BUSY_AGAIN_US_MAX 80000u
+#define NO_BLOCK          UINT32_MAX
 
 typedef enum assay_metric {
     ASSAY_METRIC_LOCATED_HITS,
@@ -189,6 +192,7 @@ typedef struct assay_part {
     assay_call_t *call;   // while it is asked
     bool begun, answered; // answered: or failed
     bool waits;           // it was refused for now, and is asked again
+    bool sending;         // the keys may still be read
     bool silent;          // had time enough to answer
     uint64_t begun_us;
     uint64_t epoch; // of the link, when it was asked
@@ -264,6 +268,7 @@ struct assay_fetch {
     as_task_t pump;    // there may be something to ask for or to copy
     uint64_t began_us, deadline_us, locate_until_us;
     uint64_t again_us; // when what was refused is asked again; 0: nothing was
+    uint64_t wait_us;  // for that, the last time; 0: something came since
     bool renewing;     // then, too: blocks that a store was too busy for are asked of all again
     uint64_t found_us; // when a block was last located for the first time
     void *arena;
@@ -322,6 +327,7 @@ void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us);
 bool assay_lease_holds(const assay_part_t *part); // what was read under it until now is right
 // Asks for more time where half of it is over. Returns when to look again, at `until_us` at the latest.
 uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until_us);
+void assay_lease_give(assay_part_t *part);      // back
 void assay_lease_release(assay_fetch_t *fetch); // gives all back
 
 // fetch.c

@@ -90,19 +90,24 @@ uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until
     return until_us;
 }
 
+void assay_lease_give(assay_part_t *part)
+{
+    if (part->renewal) {
+        assay_call_drop(part->renewal);
+        part->renewal = NULL;
+    }
+    if (part->lease_id != 0 && assay_link_is(part->link, part->epoch)) {
+        const as_wire_release_t release = {as_wire_head(AS_WIRE_RELEASE, 0), part->lease_id};
+        as_status_t status =
+            as_net_send(part->link->conn, &release, sizeof(release), NULL, 0, NULL, NULL);
+        (void)status; // else it ends by its deadline
+    }
+    part->lease_id = 0;
+}
+
 void assay_lease_release(assay_fetch_t *fetch)
 {
     for (assay_part_t *part = fetch->parts; part; part = part->next) {
-        if (part->renewal) {
-            assay_call_drop(part->renewal);
-            part->renewal = NULL;
-        }
-        if (part->lease_id != 0 && assay_link_is(part->link, part->epoch)) {
-            const as_wire_release_t release = {as_wire_head(AS_WIRE_RELEASE, 0), part->lease_id};
-            as_status_t status =
-                as_net_send(part->link->conn, &release, sizeof(release), NULL, 0, NULL, NULL);
-            (void)status; // else it ends by its deadline
-        }
-        part->lease_id = 0;
+        assay_lease_give(part);
     }
 }

@@ -20,13 +20,43 @@
 
 // ---- planning
 
-// A part for `link`, without blocks yet.
-static as_status_t part_make(assay_fetch_t *fetch, assay_link_t *link)
+// It brings nothing, and nothing refers to it any more.
+static bool is_over(const assay_part_t *part)
+{
+    bool is_used =
+        !part->answered || part->sending || part->silent || part->answer || part->outstanding > 0;
+    for (uint32_t i = 0; !is_used && i < part->count; i++) {
+        is_used = part->fetch->blocks[part->blocks[i]].part == part;
+    }
+    return !is_used;
+}
+
+// One that asked this link before; NULL: there is none to be used again.
+static assay_part_t *part_reuse(assay_fetch_t *fetch, assay_link_t *link)
+{
+    assay_part_t *part = fetch->parts;
+    while (part && (part->link != link || !is_over(part))) {
+        part = part->next;
+    }
+    if (part) {
+        assay_lease_give(part);
+        *part = (assay_part_t){.fetch = fetch,
+                               .next = part->next,
+                               .link = link,
+                               .blocks = part->blocks,
+                               .keys = part->keys,
+                               .layer = fetch->layer_first};
+    }
+    return part;
+}
+
+// A part for `link`, without blocks yet. NULL: there is no memory.
+static assay_part_t *part_make(assay_fetch_t *fetch, assay_link_t *link)
 {
     size_t bytes = sizeof(assay_part_t) + AS_WIRE_KEYS_MAX * (sizeof(as_key_t) + sizeof(uint32_t));
     assay_part_t *part = as_mem_zalloc(1, bytes);
     if (!part) {
-        return AS_ERR_NO_MEMORY;
+        return NULL;
     }
     part->fetch = fetch;
     part->link = link;
@@ -40,28 +70,26 @@ static as_status_t part_make(assay_fetch_t *fetch, assay_link_t *link)
         fetch->parts = part;
     }
     fetch->last_part = part;
-    return AS_OK;
+    return part;
 }
 
 // Lists for one store what it is asked, in parts of at most AS_WIRE_KEYS_MAX.
 static as_status_t list_for(assay_fetch_t *fetch, assay_link_t *const *targets, assay_link_t *link)
 {
-    uint32_t in_part = AS_WIRE_KEYS_MAX;
+    assay_part_t *part = NULL;
     for (uint32_t i = 0; i < fetch->args.block_count; i++) {
         if (targets[i] != link && targets[i] != &assay_everyone) {
             continue;
         }
-        if (in_part == AS_WIRE_KEYS_MAX) {
-            as_status_t status = part_make(fetch, link);
-            if (status != AS_OK) {
-                return status;
+        if (!part || part->count == AS_WIRE_KEYS_MAX) {
+            part = part_reuse(fetch, link);
+            part = part ? part : part_make(fetch, link);
+            if (!part) {
+                return AS_ERR_NO_MEMORY;
             }
-            in_part = 0;
         }
-        assay_part_t *part = fetch->last_part;
-        part->blocks[in_part] = i;
-        part->keys[in_part] = fetch->keys[i];
-        part->count = ++in_part;
+        part->blocks[part->count] = i;
+        part->keys[part->count++] = fetch->keys[i];
         fetch->blocks[i].asked++;
     }
     return AS_OK;
@@ -107,9 +135,10 @@ as_status_t assay_locate_plan(assay_fetch_t *fetch)
 static void on_keys_sent(void *ctx, as_status_t status)
 {
     (void)status;
-    assay_fetch_t *fetch = ctx;
-    fetch->ops--;
-    assay_fetch_settle(fetch);
+    assay_part_t *part = ctx;
+    part->sending = false;
+    part->fetch->ops--;
+    assay_fetch_settle(part->fetch);
 }
 
 static as_status_t send_locate(assay_call_t *call)
@@ -130,7 +159,8 @@ static as_status_t send_locate(assay_call_t *call)
     part->epoch = part->link->epoch;
     part->asked_us = now_us;
     as_status_t status = as_net_send(part->link->conn, &ask, sizeof(ask), part->keys,
-                                     part->count * sizeof(as_key_t), on_keys_sent, fetch);
+                                     part->count * sizeof(as_key_t), on_keys_sent, part);
+    part->sending = status == AS_OK;
     fetch->ops += status == AS_OK;
     return status;
 }
@@ -283,6 +313,7 @@ static void take_place(assay_part_t *part, uint32_t position, const as_wire_plac
     if (!block->found) { // else it was lost where it was found, which must not go on for ever
         block->found = true;
         fetch->found_us = assay_now_us(fetch->client);
+        fetch->wait_us = 0;
     }
     block->position = position;
     block->address = place->address;

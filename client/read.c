@@ -524,30 +524,43 @@ bool assay_read_start(assay_part_t *part, uint32_t count, uint32_t layer_count)
     return status == AS_OK;
 }
 
-// The first that is to be asked again.
-static assay_read_t *first_refused(const assay_fetch_t *fetch)
+// It fits into the READ that is being filled, if any: that carries one lease and so many asks.
+static bool fits(const assay_read_t *read)
 {
-    assay_read_t *read = fetch->again_us == 0 ? fetch->reads : NULL;
-    while (read && read->state != READ_REFUSED) {
-        read = read->next;
+    const as_wire_read_t *asking = &read->part->link->asking;
+    return asking->ask_count == 0 ||
+           (asking->ask_count < AS_WIRE_ASKS_MAX && asking->lease_id == read->part->lease_id);
+}
+
+static void ask_again(assay_read_t *read)
+{
+    assay_fetch_t *fetch = read->part->fetch;
+    as_status_t status =
+        assay_link_is(read->part->link, read->epoch) ? start_ask(read) : AS_ERR_PEER_LOST;
+    if (status == AS_ERR_BUSY) {
+        read->state = READ_REFUSED;
+        assay_fetch_later(fetch);
+    } else if (status != AS_OK) {
+        lose_read(read, status);
+        read_give(read);
     }
-    return read;
 }
 
 void assay_read_again(assay_fetch_t *fetch)
 {
-    assay_read_t *read;
-    while ((read = first_refused(fetch)) != NULL) { // a link that fails changes the list
-        assay_link_t *link = read->part->link;
-        as_status_t status = assay_link_is(link, read->epoch) ? start_ask(read) : AS_ERR_PEER_LOST;
-        if (status == AS_ERR_BUSY) {
-            read->state = READ_REFUSED;
-            assay_fetch_later(fetch);
-        } else if (status != AS_OK) {
-            lose_read(read, status);
-            read_give(read);
+    assay_read_t *read = fetch->reads;
+    while (read && fetch->again_us == 0) {
+        assay_read_t *next = read->next;
+        if (read->state == READ_REFUSED && !fits(read)) {
+            assay_read_flush(read->part->link);
+            next = fetch->reads; // a link that fails changes the list
+        } else if (read->state == READ_REFUSED) {
+            ask_again(read);
         }
-        assay_read_flush(link);
+        read = next;
+    }
+    for (assay_part_t *part = fetch->parts; part; part = part->next) {
+        assay_read_flush(part->link);
     }
 }
 

@@ -263,11 +263,20 @@ static void pass_until(uint64_t us)
     as_timer_free(timer);
 }
 
-static void run(const outcome_t *outcome)
+// Returns the most parts that it had at a time.
+static uint32_t run(const outcome_t *outcome)
 {
+    uint32_t most = 0;
     while (!outcome->done) {
         assert_true(as_loop_run_once(loop, true));
+        uint32_t count = 0;
+        for (const assay_part_t *part = outcome->done ? NULL : outcome->fetch->parts; part;
+             part = part->next) {
+            count++;
+        }
+        most = count > most ? count : most;
     }
+    return most;
 }
 
 // ---- tests
@@ -279,11 +288,12 @@ static void a_copy_that_was_bad_is_not_read_again(asking_t asking)
     scripts[1].place_status = AS_WIRE_BUSY;
     uint64_t began_us = as_loop_now_us(loop);
     start(&outcomes[0], asking, 5000000);
-    run(&outcomes[0]);
+    uint32_t parts = run(&outcomes[0]);
     assert_in_range(as_loop_now_us(loop) - began_us, 500000, 3000000);
     assert_int_equal(asking == EACH ? outcomes[0].block : outcomes[0].status, AS_ERR_BUSY);
     assert_in_range(scripts[0].asks, 1, LAYERS); // once
     assert_true(scripts[1].locates > 5);
+    assert_true(parts <= 6);
 }
 
 static void a_bad_copy_and_a_busy_store_end_a_fetch_within_its_patience(void **state)
@@ -313,6 +323,22 @@ static void after_a_bad_copy_the_one_that_comes_later_is_read(void **state)
     assert_in_range(as_loop_now_us(loop) - began_us, 600000, 700000);
 }
 
+static void refused_reads_are_asked_again_together_and_ever_less_often(void **state)
+{
+    (void)state;
+    scripts[0].read_status = AS_WIRE_BUSY;
+    assay_client_set_stores(client, stores, 1);
+    uint64_t began_us = as_loop_now_us(loop);
+    start(&outcomes[0], PLACED, 20000000);
+    pass_until(began_us + 1000000);
+    assert_true(scripts[0].asks >= 5 * LAYERS);
+    assert_in_range(scripts[0].reads, 10, 40); // two of them each time
+    scripts[0].read_status = AS_WIRE_OK;
+    run(&outcomes[0]);
+    assert_int_equal(outcomes[0].status, AS_OK);
+    assert_in_range(as_loop_now_us(loop) - began_us, 1000000, 1100000);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -321,6 +347,7 @@ int main(void)
         TEST(a_bad_copy_and_a_busy_store_end_a_fetch_within_its_patience),
         TEST(so_they_do_where_every_store_is_asked),
         TEST(after_a_bad_copy_the_one_that_comes_later_is_read),
+        TEST(refused_reads_are_asked_again_together_and_ever_less_often),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
