@@ -92,7 +92,8 @@ bool kvs_conns_sweep(kvs_store_t *store, uint64_t now_us)
     bool busy = false, scarce = kvs_reads_are_scarce(store);
     for (kvs_conn_t *conn = store->conns, *next; conn; conn = next) {
         next = conn->next;
-        uint64_t stalled_us = conn->awaited > 0 ? now_us - conn->progress_us : 0;
+        bool waits = conn->awaited > 0 && conn->progress_us < now_us; // not since this sweep began
+        uint64_t stalled_us = waits ? now_us - conn->progress_us : 0;
         bool in_the_way = scarce && conn->reads > 0 && stalled_us >= KVS_SCARCE_STALL_US;
         if (as_conn_is_deaf(conn->net)) {
             AS_WARN("kvstore", "connection closed: its peer asks, and takes no answers");
