@@ -258,6 +258,10 @@ static bool locate_answer(kvs_locate_t *locate)
     if (conn->answers >= locates->answers_left) {
         return false;
     }
+    if (locate->waiting &&
+        !locate->cold) {           // it held nothing: some of it may be on disk only by now
+        kvs_promote_begin(locate); // which is to come, when it is asked for again
+    }
     locate->answer = locates->answers[--locates->answers_left];
     conn->answers++;
     kvs_block_t *blocks[AS_WIRE_KEYS_MAX];

@@ -181,6 +181,34 @@ static void a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes(void **state)
     world_let_go(&world);
 }
 
+// It was in RAM when it was asked for, and its answer had to wait.
+static void what_goes_to_disk_while_its_answer_waits_is_no_miss(void **state)
+{
+    (void)state;
+    world_options_t options = with_disk(16u << 20);
+    world_open(&world, &options);
+    put_chain(&world, 3);
+    wait_for_disk(3);
+    kvs_store_t *store = world.stores[0];
+    kvs_locates_t *locates = store->locates;
+    fetch_result_t result;
+    uint32_t answers_left = locates->answers_left;
+    locates->answers_left = 0;
+    assert_int_equal(fetch_begin(&world, (fetch_ask_t){.count = 3}, &result), AS_OK);
+    while (!locates->first) {
+        as_loop_run_once(world.loop, true);
+    }
+    kvs_index_evict(store->index, kvs_index_find(store->index, &world.keys[2], AS_WIRE_FULL));
+    locates->answers_left = answers_left;
+    kvs_locates_wake(store);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_OK);
+    assert_int_equal(result.block_count, 3);
+    fetch_free(&result);
+    assert_int_equal(stat_now().misses, 0);
+    assert_int_equal(stat_now().promotions, 1);
+}
+
 // Whoever waits for room is looked at now and then, however often others are woken meanwhile.
 static void a_store_without_room_seldom_looks_for_it(void **state)
 {
@@ -468,6 +496,7 @@ int main(void)
         TEST(many_cold_readers_at_once_miss_nothing),
         TEST(a_cold_chain_makes_room_for_itself),
         TEST(a_chain_that_ram_cannot_hold_comes_as_far_as_it_goes),
+        TEST(what_goes_to_disk_while_its_answer_waits_is_no_miss),
         TEST(a_store_without_room_seldom_looks_for_it),
         TEST(what_disk_gives_back_wrong_is_a_miss_and_is_told),
         TEST(without_a_disk_a_durable_put_fails_and_says_so),
