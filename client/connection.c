@@ -152,11 +152,11 @@ void assay_link_fail(assay_link_t *link, as_status_t status)
     assay_link_put(link);
 }
 
-void assay_link_silent(assay_link_t *link, uint64_t begun_us)
+void assay_link_silent(assay_link_t *link, uint64_t begun_us, uint64_t asked_us)
 {
     const assay_client_t *client = link->client;
     if (link->state != LINK_READY ||
-        assay_now_us(client) - begun_us < client->options.connect_timeout_us / 2) {
+        assay_now_us(client) - asked_us < client->options.connect_timeout_us / 2) {
         return;
     }
     if (link->silent_since_us == 0) {

@@ -150,9 +150,9 @@ void assay_link_put(assay_link_t *link);                      // may free it, wh
 bool assay_link_is(const assay_link_t *link, uint64_t epoch); // READY, and still that connection
 // Closes the connection; its calls fail with `status`; it is not tried again for a while.
 void assay_link_fail(assay_link_t *link, as_status_t status);
-// A question of begun_us will not be waited for any longer. When it has had its time, and so has one
-// before it, the link fails.
-void assay_link_silent(assay_link_t *link, uint64_t begun_us);
+// A question of begun_us, last put at asked_us, will not be waited for any longer. When it has had its
+// time, and so has one that was begun before it, the link fails.
+void assay_link_silent(assay_link_t *link, uint64_t begun_us, uint64_t asked_us);
 void assay_link_close(assay_link_t *link); // for assay_client_free
 void assay_link_renew(assay_link_t *link); // there is another token
 // Sends the question now or once the link is READY; connects it when it is idle. On an error
@@ -206,6 +206,7 @@ typedef struct assay_part {
     // what is next to be asked for (read.c)
     uint32_t position, layer;
     uint32_t outstanding; // its reads
+    uint32_t refused;     // of those, that wait to be asked again
     size_t outstanding_bytes;
     uint64_t progress_us; // when one of them last arrived
 } assay_part_t;

@@ -395,6 +395,7 @@ static void part_ask(assay_part_t *part)
     const assay_call_params_t params = {part, AS_WIRE_LOCATED, send_locate, on_located,
                                         on_part_failed};
     part->waits = false;
+    part->asked_us = assay_now_us(part->fetch->client);
     as_status_t status = assay_call_start(part->link, &params, &part->call);
     if (status == AS_ERR_BUSY && has_patience(part->fetch, part->begun_us)) {
         part_wait(part);
@@ -406,12 +407,13 @@ static void part_ask(assay_part_t *part)
 
 void assay_locate_start(assay_fetch_t *fetch)
 {
+    uint64_t now_us = assay_now_us(fetch->client); // of all: they are one question
     for (assay_part_t *part = fetch->parts; part; part = part->next) {
         if (part->begun) {
             continue;
         }
         part->begun = true;
-        part->begun_us = assay_now_us(fetch->client);
+        part->begun_us = now_us;
         fetch->parts_open++;
         part_ask(part);
     }
@@ -506,7 +508,7 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
         }
         part->silent = !part->waits;
         if (part->silent) {
-            assay_rate_waited(part->link, assay_now_us(fetch->client) - part->begun_us);
+            assay_rate_waited(part->link, assay_now_us(fetch->client) - part->asked_us);
         }
         part_fail(part, part->waits ? AS_ERR_BUSY : AS_ERR_DEADLINE);
         part_end(part);
@@ -514,7 +516,7 @@ void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us)
     for (assay_part_t *part = fetch->parts; part; part = part->next) { // a link may fail by it
         if (part->silent) {
             part->silent = false;
-            assay_link_silent(part->link, part->begun_us);
+            assay_link_silent(part->link, part->begun_us, part->asked_us);
         }
     }
 }

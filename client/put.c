@@ -242,7 +242,7 @@ static void on_timer(void *ctx)
         bool silent = copy->call && copy->sending == 0; // it has all of the block
         copy_end(copy, AS_ERR_DEADLINE);
         if (silent) {
-            assay_link_silent(copy->link, put->began_us);
+            assay_link_silent(copy->link, put->began_us, put->began_us);
         }
         uint64_t left_us = patience_us(copy);
         if (left_us == 0) {

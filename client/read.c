@@ -81,7 +81,7 @@ static assay_read_t *read_take(assay_part_t *part, uint32_t count, uint32_t laye
         fetch->reads->prev = read;
     }
     fetch->reads = read;
-    if (part->outstanding++ == 0) {
+    if (part->outstanding++ == part->refused) { // the only one that something is to come of
         part->progress_us = assay_now_us(fetch->client);
     }
     part->outstanding_bytes += read_bytes(read);
@@ -110,6 +110,7 @@ static void read_give(assay_read_t *read)
     }
     size_t left_bytes = read_bytes(read) - read->arrived_bytes;
     part->outstanding--;
+    part->refused -= read->state == READ_REFUSED;
     part->outstanding_bytes -= left_bytes;
     for (uint32_t i = 0; i < read->count; i++) {
         fetch->blocks[part->blocks[read->position + i]].reads--;
@@ -400,7 +401,7 @@ static void end_data(assay_read_t *read, as_status_t status)
 // that says nothing would be waited for. False: it is not.
 static bool wait_again(assay_read_t *read)
 {
-    const assay_part_t *part = read->part;
+    assay_part_t *part = read->part;
     assay_fetch_t *fetch = part->fetch;
     uint64_t now_us = assay_now_us(fetch->client);
     bool left = read->arrived_bytes > 0;
@@ -413,6 +414,7 @@ static bool wait_again(assay_read_t *read)
         return false;
     }
     read->state = READ_REFUSED;
+    part->refused++;
     assay_fetch_later(fetch);
     return true;
 }
@@ -534,13 +536,19 @@ static bool fits(const assay_read_t *read)
 
 static void ask_again(assay_read_t *read)
 {
-    assay_fetch_t *fetch = read->part->fetch;
+    assay_part_t *part = read->part;
+    assay_fetch_t *fetch = part->fetch;
+    uint64_t now_us = assay_now_us(fetch->client);
     as_status_t status =
-        assay_link_is(read->part->link, read->epoch) ? start_ask(read) : AS_ERR_PEER_LOST;
-    if (status == AS_ERR_BUSY) {
-        read->state = READ_REFUSED;
-        assay_fetch_later(fetch);
-    } else if (status != AS_OK) {
+        assay_link_is(part->link, read->epoch) ? start_ask(read) : AS_ERR_PEER_LOST;
+    read->state = status == AS_OK ? READ_ASKED : READ_REFUSED;
+    if (status == AS_OK) {
+        part->progress_us = part->outstanding == part->refused ? now_us : part->progress_us;
+        part->refused--;
+    } else if (status == AS_ERR_BUSY &&
+               now_us - read->refused_us < fetch->client->options.stall_timeout_us) {
+        assay_fetch_later(fetch); // all calls of the client are under way
+    } else {
         lose_read(read, status);
         read_give(read);
     }
@@ -567,7 +575,7 @@ void assay_read_again(assay_fetch_t *fetch)
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us)
 {
     for (assay_part_t *part = fetch->parts; part; part = part->next) {
-        bool stalled = part->outstanding > 0 &&
+        bool stalled = part->outstanding > part->refused &&
                        now_us - part->progress_us >= fetch->client->options.stall_timeout_us;
         if (stalled && assay_link_is(part->link, part->epoch)) {
             assay_link_fail(part->link, AS_ERR_DEADLINE);

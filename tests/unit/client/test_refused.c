@@ -268,7 +268,7 @@ static uint32_t run(const outcome_t *outcome)
 {
     uint32_t most = 0;
     while (!outcome->done) {
-        assert_true(as_loop_run_once(loop, true));
+        assert_true(as_loop_run_once(loop, true) || outcome->done);
         uint32_t count = 0;
         for (const assay_part_t *part = outcome->done ? NULL : outcome->fetch->parts; part;
              part = part->next) {
@@ -277,6 +277,13 @@ static uint32_t run(const outcome_t *outcome)
         most = count > most ? count : most;
     }
     return most;
+}
+
+static const assay_link_t *link_of(uint32_t store)
+{
+    const assay_link_t *link = assay_link_find(client, scripts[store].node_id);
+    assert_non_null(link);
+    return link;
 }
 
 // ---- tests
@@ -339,6 +346,50 @@ static void refused_reads_are_asked_again_together_and_ever_less_often(void **st
     assert_in_range(as_loop_now_us(loop) - began_us, 1000000, 1100000);
 }
 
+// What was asked a moment ago has had no time yet, however long it was refused before.
+static void a_question_that_was_refused_before_is_not_silence(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < STORES; i++) {
+        scripts[i].locate_status = AS_WIRE_BUSY;
+    }
+    uint64_t began_us = as_loop_now_us(loop);
+    for (uint32_t i = 0; i < 2; i++) {
+        start(&outcomes[i], EACH, 1500000);
+        pass_until(began_us + 1000);
+    }
+    pass_until(began_us + 650000);
+    uint32_t locates = scripts[0].locates;
+    scripts[0].silent = scripts[1].silent = true;
+    run(&outcomes[0]);
+    run(&outcomes[1]);
+    assert_int_equal(scripts[0].locates, locates + 2); // the last of each was not answered
+    assert_int_equal(link_of(0)->state, LINK_READY);
+}
+
+// The store has answered all that it was asked.
+static void a_refused_read_that_waits_for_a_call_is_no_stall(void **state)
+{
+    (void)state;
+    scripts[0].read_status = AS_WIRE_BUSY;
+    assay_client_set_stores(client, stores, 1);
+    start(&outcomes[0], PLACED, 20000000);
+    while (scripts[0].asks < LAYERS) {
+        as_loop_run_once(loop, true);
+    }
+    pass_until(as_loop_now_us(loop) + 2000);
+    assay_call_t *taken = client->calls_unused; // by others
+    client->calls_unused = NULL;
+    run(&outcomes[0]);
+    assert_int_equal(outcomes[0].status, AS_ERR_BUSY);
+    assert_int_equal(link_of(0)->state, LINK_READY);
+    assay_call_t **last = &client->calls_unused;
+    while (*last) {
+        last = &(*last)->next;
+    }
+    *last = taken;
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
@@ -348,6 +399,8 @@ int main(void)
         TEST(so_they_do_where_every_store_is_asked),
         TEST(after_a_bad_copy_the_one_that_comes_later_is_read),
         TEST(refused_reads_are_asked_again_together_and_ever_less_often),
+        TEST(a_question_that_was_refused_before_is_not_silence),
+        TEST(a_refused_read_that_waits_for_a_call_is_no_stall),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
