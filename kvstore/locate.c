@@ -258,9 +258,9 @@ static bool locate_answer(kvs_locate_t *locate)
     if (conn->answers >= locates->answers_left) {
         return false;
     }
-    if (locate->waiting &&
-        !locate->cold) {           // it held nothing: some of it may be on disk only by now
-        kvs_promote_begin(locate); // which is to come, when it is asked for again
+    // One that was warm held nothing while it waited: what is on disk only by now is to come.
+    if (locate->waiting && !locate->cold) {
+        kvs_promote_begin(locate);
     }
     locate->answer = locates->answers[--locates->answers_left];
     conn->answers++;
