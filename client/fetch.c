@@ -525,6 +525,9 @@ static void on_timer(void *ctx)
     uint64_t now_us = assay_now_us(fetch->client);
     if (fetch->state == FETCH_ENDING) {
         cut_arriving(fetch);
+        if (fetch->arriving > 0) {
+            as_timer_start(fetch->timer, END_GRACE_US); // until they have ended
+        }
         return;
     }
     if (now_us >= fetch->deadline_us) {
