@@ -196,6 +196,7 @@ void ucx_listener_close(ucx_net_t *net);
 int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
 as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted,
                          unsigned count) AS_MUST_USE;
+bool ucx_sockaddr_is(const struct sockaddr_storage *a, const struct sockaddr_storage *b);
 uint16_t ucx_sockaddr_port(const struct sockaddr_storage *address);
 void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 

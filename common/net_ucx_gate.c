@@ -109,6 +109,18 @@ void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port)
     }
 }
 
+bool ucx_sockaddr_is(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
+{
+    if (a->ss_family != b->ss_family || ucx_sockaddr_port(a) != ucx_sockaddr_port(b)) {
+        return false;
+    }
+    return a->ss_family == AF_INET6
+               ? memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
+                        &((const struct sockaddr_in6 *)b)->sin6_addr, sizeof(struct in6_addr)) == 0
+               : ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
+                     ((const struct sockaddr_in *)b)->sin_addr.s_addr;
+}
+
 static bool listens_on(int fd, const struct sockaddr_storage *address)
 {
     struct sockaddr_storage bound;
@@ -116,8 +128,7 @@ static bool listens_on(int fd, const struct sockaddr_storage *address)
     int listening = 0;
     return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &int_bytes) == 0 && listening &&
            getsockname(fd, (struct sockaddr *)&bound, &bytes) == 0 &&
-           bound.ss_family == address->ss_family &&
-           ucx_sockaddr_port(&bound) == ucx_sockaddr_port(address);
+           ucx_sockaddr_is(&bound, address);
 }
 
 int ucx_gate_find(const struct sockaddr_storage *address)

@@ -176,23 +176,11 @@ void ucx_port_admit(ucx_net_t *net)
     }
 }
 
-static bool is_same_peer(const struct sockaddr_storage *a, const struct sockaddr_storage *b)
-{
-    if (a->ss_family != b->ss_family || ucx_sockaddr_port(a) != ucx_sockaddr_port(b)) {
-        return false;
-    }
-    return a->ss_family == AF_INET6
-               ? memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr,
-                        &((const struct sockaddr_in6 *)b)->sin6_addr, sizeof(struct in6_addr)) == 0
-               : ((const struct sockaddr_in *)a)->sin_addr.s_addr ==
-                     ((const struct sockaddr_in *)b)->sin_addr.s_addr;
-}
-
 void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from)
 {
     for (ucx_list_t *at = net->half_open.next; at != &net->half_open; at = at->next) {
         ucx_socket_t *socket = UCX_LIST_OF(at, ucx_socket_t);
-        if (socket->state == ADMITTED && is_same_peer(&socket->from, from)) {
+        if (socket->state == ADMITTED && ucx_sockaddr_is(&socket->from, from)) {
             ucx_socket_close(socket);
             return;
         }

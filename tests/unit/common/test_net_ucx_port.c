@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "net_client.h"
+#include "common/net_ucx.h"
 #include "common/net_ucx_hello.h"
 
 // ---- hellos
@@ -85,6 +86,36 @@ static bool is_shut(int fd)
     assert_true(count == 0 || errno == ECONNRESET);
     close(fd);
     return all > 0;
+}
+
+static int listen_at(uint32_t host, uint16_t port, struct sockaddr_storage *address)
+{
+    struct sockaddr_in *in4 = (struct sockaddr_in *)address;
+    socklen_t bytes = sizeof(*in4);
+    memset(address, 0, sizeof(*address));
+    in4->sin_family = AF_INET;
+    in4->sin_addr.s_addr = htonl(host);
+    in4->sin_port = htons(port);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)address, bytes), 0);
+    assert_int_equal(listen(fd, 1), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)address, &bytes), 0);
+    return fd;
+}
+
+// UCX listens on each interface at a port that the kernel picks, which may be that of its listener at
+// another address. A gate before the wrong one lets in no peer's connections at all.
+static void a_gate_stands_before_its_own_address(void **state)
+{
+    (void)state;
+    struct sockaddr_storage one, two;
+    int first = listen_at(INADDR_LOOPBACK + 1, 0, &one);
+    int second = listen_at(INADDR_LOOPBACK, ucx_sockaddr_port(&one), &two);
+    assert_true(first < second);
+    assert_int_equal(ucx_gate_find(&two), second);
+    assert_int_equal(ucx_gate_find(&one), first);
+    close(first);
+    close(second);
 }
 
 static void whatever_a_stranger_sends_only_closes_its_connection(void **state)
@@ -330,6 +361,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_hello_is_read_as_it_was_written),
         cmocka_unit_test(no_flipped_bit_of_a_hello_goes_unseen),
         cmocka_unit_test(a_kind_or_port_that_cannot_be_is_broken),
+        cmocka_unit_test(a_gate_stands_before_its_own_address),
         NET_TEST(whatever_a_stranger_sends_only_closes_its_connection),
         NET_TEST(a_peer_of_another_version_is_told_ours),
         NET_TEST(strangers_who_say_nothing_do_not_keep_peers_out),
