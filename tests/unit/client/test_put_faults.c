@@ -59,7 +59,7 @@ static void begin(const setting_t *setting, uint64_t seed)
         assert_int_equal(put_block(&world, 0), AS_ERR_EXISTS); // the client has offered its memory
     }
     if (setting->pieces) {
-        as_sim_set_piece_bytes(world.sim, as_block_bytes(&world.shape) / 12);
+        as_sim_set_piece_bytes(world.sim, as_block_bytes(&world.shape) / 5);
     }
     const as_sim_faults_t slow = {.delay_us_min = setting->pieces ? 100 : 10,
                                   .delay_us_max = setting->pieces ? 100 : 300};
