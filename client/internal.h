@@ -25,8 +25,8 @@
 #define ASK_BYTES_MANY   (64u << 10)
 #define COPY_BYTES_TURN                                                                            \
     (1u << 20) // copied from shared memory in one turn of the loop: about 0.1 ms
-// After that what was refused for now is asked again: at first; and at most, since it doubles as long as
-// nothing comes.
+// What a store that is busy has refused is asked again after so long: at first, and at most, since it doubles
+// as long as nothing comes.
 #define BUSY_AGAIN_US     5000u
 #define BUSY_AGAIN_US_MAX 80000u
 #define NO_BLOCK          UINT32_MAX
@@ -191,7 +191,7 @@ typedef struct assay_part {
     uint32_t count;
     assay_call_t *call;   // while it is asked
     bool begun, answered; // answered: or failed
-    bool waits;           // it was refused for now, and is asked again
+    bool waits;           // its store was busy: it is asked again
     bool sending;         // the keys may still be read
     bool silent;          // had time enough to answer
     uint64_t begun_us;
@@ -211,7 +211,7 @@ typedef struct assay_part {
     uint64_t progress_us; // when one of them last arrived
 } assay_part_t;
 
-// REFUSED: for now; it is asked again.
+// REFUSED: the store was busy, or there was no call left here; it is asked again.
 typedef enum read_state { READ_ASKED, READ_REFUSED, READ_ARRIVING } read_state_t;
 
 // Extents [position, position + count) x [layer, layer + layer_count) of a part; count or
@@ -321,7 +321,7 @@ void assay_locate_start(assay_fetch_t *fetch);
 // reading.
 void assay_locate_again(assay_fetch_t *fetch);
 void assay_locate_give_up(assay_fetch_t *fetch, uint64_t begun_us); // what was asked until then
-void assay_locate_retry(assay_fetch_t *fetch);                      // what was refused for now
+void assay_locate_retry(assay_fetch_t *fetch);                      // of stores that were busy
 
 // lease.c
 void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us); // it was granted

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Too little room for all: who is refused for now comes later, and is not told that his blocks are missing;
+// Too little room for all: who is refused as long as a store is busy comes later, and is not told that his blocks are missing;
 // and readers that take nothing leave room to those that do.
 #include "tests/unit/client/world.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores that refuse for now, one for long: how often they are asked again, for how long, and that none
+// Stores that are busy and refuse, one for long: how often they are asked again, for how long, and that none
 // of it is taken for silence. Two stores are scripts on the simulated network; both may have the block.
 #include <setjmp.h>
 #include <stdarg.h>
