@@ -1,19 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A store whose answers to READ break the rules of pieces: what was not sent right is not handed out,
 // and nobody waits for what does not come. The store is a script on the simulated network.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/unit/client/scripted_store.h"
 
 #include "../common/capture.h"
-#include "client/client.h"
-#include "common/checksum.h"
-#include "common/log.h"
-#include "common/net_sim.h"
-#include "proto/wire.h"
 
 #define EXTENT_BYTES (64u << 10)
 #define HALF         (EXTENT_BYTES / 2)
@@ -23,8 +13,6 @@ typedef struct answer {
     uint32_t status, offset, bytes;
 } answer_t;
 
-static as_loop_t *loop;
-static as_sim_t *sim;
 static as_net_t *store;
 static assay_client_t *client;
 static answer_t script[ANSWERS_MAX];
@@ -33,20 +21,6 @@ static uint8_t extent[EXTENT_BYTES + HALF]; // more than there is, for who sends
 static uint8_t buffer[EXTENT_BYTES + HALF];
 static bool done, handed_out;
 static as_status_t ended;
-
-static void on_sent(void *ctx, as_status_t status)
-{
-    (void)ctx;
-    (void)status;
-}
-
-static void send(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
-                 size_t bytes)
-{
-    as_status_t status = as_net_send(conn, header, header_bytes, bytes > 0 ? data : NULL, bytes,
-                                     bytes > 0 ? on_sent : NULL, NULL);
-    assert_int_equal(status, AS_OK);
-}
 
 static void answer_locate(as_conn_t *conn, uint64_t request)
 {
@@ -65,7 +39,7 @@ static void answer_locate(as_conn_t *conn, uint64_t request)
                                        .lease_id = 7,
                                        .lease_ms = 10000,
                                        .crc_count = 1};
-    send(conn, &located, sizeof(located), &found, sizeof(found.place) + sizeof(found.crc));
+    say(conn, &located, sizeof(located), &found, sizeof(found.place) + sizeof(found.crc));
 }
 
 static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
@@ -74,18 +48,9 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
     assert_true(as_wire_check(msg->header, msg->header_bytes));
     const as_wire_head_t *head = msg->header;
     if (head->type == AS_WIRE_HELLO) {
-        const as_wire_hello_reply_t reply = {.head =
-                                                 as_wire_head(AS_WIRE_HELLO_REPLY, head->request),
-                                             .node_id = 1,
-                                             .pool_address = 4096,
-                                             .pool_bytes = 1u << 20,
-                                             .lease_ms_max = 10000,
-                                             .keys_max = AS_WIRE_KEYS_MAX,
-                                             .asks_max = 16,
-                                             .ask_bytes_max = AS_WIRE_ASK_BYTES_MAX};
-        as_wire_hello_reply_t spoken = reply;
+        as_wire_hello_reply_t spoken = hello_reply(1, head->request);
         spoken.head.version = (uint16_t)spoken_version;
-        send(conn, &spoken, sizeof(spoken), NULL, 0);
+        say(conn, &spoken, sizeof(spoken), NULL, 0);
     } else if (head->type == AS_WIRE_LOCATE) {
         answer_locate(conn, head->request);
     } else if (head->type == AS_WIRE_READ) {
@@ -96,32 +61,11 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
                                          .status = answer->status,
                                          .offset = answer->offset};
             if (answer->status != AS_WIRE_OK || answer->bytes > 0) {
-                send(conn, &data, sizeof(data), extent + answer->offset % EXTENT_BYTES,
-                     answer->bytes);
+                say(conn, &data, sizeof(data), extent + answer->offset % EXTENT_BYTES,
+                    answer->bytes);
             }
         }
     }
-}
-
-static void on_accept(void *ctx, as_conn_t *conn)
-{
-    (void)ctx;
-    (void)conn;
-}
-
-static void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
-{
-    (void)ctx;
-    (void)status;
-    as_net_close(conn);
-}
-
-static as_status_t net_alloc(void *ctx, as_loop_t *of, const as_net_handlers_t *handlers,
-                             as_net_t **net_p)
-{
-    (void)ctx;
-    (void)of;
-    return as_net_alloc_sim(sim, "client", handlers, net_p);
 }
 
 static int begin(void **state)
@@ -135,9 +79,7 @@ static int begin(void **state)
     spoken_version = AS_WIRE_VERSION;
     memset(buffer, 0xee, sizeof(buffer));
     done = handed_out = false;
-    assert_int_equal(as_loop_alloc_sim(&loop), AS_OK);
-    assert_int_equal(as_sim_alloc(loop, 1, &sim), AS_OK);
-    as_sim_set_onesided(sim, false);
+    begin_sim();
     as_sim_set_piece_bytes(sim, EXTENT_BYTES + HALF);
     assert_int_equal(as_net_alloc_sim(sim, "store", &handlers, &store), AS_OK);
     assert_int_equal(as_net_listen(store, "store:0"), AS_OK);

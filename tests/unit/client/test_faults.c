@@ -449,9 +449,7 @@ static uint32_t one_run(uint64_t seed)
             uint32_t which = (uint32_t)(as_sim_random(world.sim) % 3);
             switch (as_sim_random(world.sim) % 4) {
             case 0:
-                as_sim_kill(world.sim, world.store_nets[which]);
-                kvs_store_free(world.stores[which]);
-                world.stores[which] = NULL;
+                world_store_lose(&world, which);
                 break;
             case 1:
                 as_sim_stop(world.sim, world.store_nets[which]);

@@ -401,11 +401,7 @@ static void a_store_lost_while_it_is_read_from_is_a_miss(way_t way)
     for (uint32_t turns = 0; turns < 3 * way && !reading.done; turns++) {
         as_loop_run_once(world.loop, true);
     }
-    if (path.sim) {
-        as_sim_kill(world.sim, world.store_nets[server]);
-    }
-    kvs_store_free(world.stores[server]);
-    world.stores[server] = NULL;
+    world_store_lose(&world, server);
     reading_end(&reading);
     assert_int_equal(read_chain(way), 0);
     path_reopen();

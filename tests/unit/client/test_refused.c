@@ -1,18 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores that are busy and refuse, one for long: how often they are asked again, for how long, and that none
 // of it is taken for silence. Two stores are scripts on the simulated network; both may have the block.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/unit/client/scripted_store.h"
+
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "client/internal.h"
-#include "common/checksum.h"
-#include "common/log.h"
-#include "common/net_sim.h"
 
 #define STORES       2u
 #define LAYERS       40u // a read each: more than one READ asks for
@@ -36,8 +29,6 @@ typedef struct outcome {
     uint8_t buffer[LAYERS * EXTENT_BYTES];
 } outcome_t;
 
-static as_loop_t *loop;
-static as_sim_t *sim;
 static script_t scripts[STORES];
 static assay_client_t *client;
 static outcome_t outcomes[2];
@@ -45,33 +36,6 @@ static uint8_t layers[LAYERS * EXTENT_BYTES], damaged[LAYERS * EXTENT_BYTES]; //
 static assay_store_t stores[STORES];
 
 // ---- the stores
-
-static void on_sent(void *ctx, as_status_t status)
-{
-    (void)ctx;
-    (void)status;
-}
-
-static void say(as_conn_t *conn, const void *header, size_t header_bytes, const void *data,
-                size_t bytes)
-{
-    as_status_t status = as_net_send(conn, header, header_bytes, bytes > 0 ? data : NULL, bytes,
-                                     bytes > 0 ? on_sent : NULL, NULL);
-    assert_int_equal(status, AS_OK);
-}
-
-static void answer_hello(const script_t *script, as_conn_t *conn, uint64_t request)
-{
-    const as_wire_hello_reply_t reply = {.head = as_wire_head(AS_WIRE_HELLO_REPLY, request),
-                                         .node_id = script->node_id,
-                                         .pool_address = 4096,
-                                         .pool_bytes = 1u << 20,
-                                         .lease_ms_max = 30000,
-                                         .keys_max = AS_WIRE_KEYS_MAX,
-                                         .asks_max = 64,
-                                         .ask_bytes_max = AS_WIRE_ASK_BYTES_MAX};
-    say(conn, &reply, sizeof(reply), NULL, 0);
-}
 
 static void answer_locate(script_t *script, as_conn_t *conn, uint64_t request)
 {
@@ -122,7 +86,9 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
     const as_wire_head_t *head = msg->header;
     assert_true(as_wire_check(msg->header, msg->header_bytes));
     if (head->type == AS_WIRE_HELLO) {
-        answer_hello(ctx, conn, head->request);
+        const as_wire_hello_reply_t reply =
+            hello_reply(((const script_t *)ctx)->node_id, head->request);
+        say(conn, &reply, sizeof(reply), NULL, 0);
     } else if (head->type == AS_WIRE_LOCATE) {
         answer_locate(ctx, conn, head->request);
     } else if (head->type == AS_WIRE_READ) {
@@ -130,28 +96,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
     }
 }
 
-static void on_accept(void *ctx, as_conn_t *conn)
-{
-    (void)ctx;
-    (void)conn;
-}
-
-static void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
-{
-    (void)ctx;
-    (void)status;
-    as_net_close(conn);
-}
-
 // ---- the client
-
-static as_status_t net_alloc(void *ctx, as_loop_t *of, const as_net_handlers_t *handlers,
-                             as_net_t **net_p)
-{
-    (void)ctx;
-    (void)of;
-    return as_net_alloc_sim(sim, "client", handlers, net_p);
-}
 
 static int begin(void **state)
 {
@@ -164,9 +109,7 @@ static int begin(void **state)
         layers[i] = (uint8_t)(i % EXTENT_BYTES * 7);
         damaged[i] = layers[i] ^ (i % EXTENT_BYTES == 77);
     }
-    assert_int_equal(as_loop_alloc_sim(&loop), AS_OK);
-    assert_int_equal(as_sim_alloc(loop, 1, &sim), AS_OK);
-    as_sim_set_onesided(sim, false);
+    begin_sim();
     for (uint32_t i = 0; i < STORES; i++) {
         const as_net_handlers_t handlers = {&scripts[i], on_accept, on_message, on_lost};
         char name[16], address[24];

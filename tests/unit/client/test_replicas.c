@@ -55,15 +55,6 @@ static uint32_t store_of(uint32_t block, uint32_t copy)
     return 0;
 }
 
-static void lose_store(uint32_t store)
-{
-    if (world.sim) {
-        as_sim_kill(world.sim, world.store_nets[store]);
-    }
-    kvs_store_free(world.stores[store]);
-    world.stores[store] = NULL;
-}
-
 static void must_be_whole(fetch_ask_t ask)
 {
     fetch_result_t result = fetch_chain(&world, ask);
@@ -104,7 +95,7 @@ static void with_fewer_stores_than_copies_a_put_is_degraded_and_says_so(void **s
     int64_t degraded = metric(ASSAY_METRIC_PUT_DEGRADED);
     assert_int_equal(put_copies(0, AS_OK), 2);
     assert_int_equal(metric(ASSAY_METRIC_PUT_DEGRADED), degraded);
-    lose_store(store_of(0, 0));
+    world_store_lose(&world, store_of(0, 0));
     put_result_t result;
     assay_put_t *put;
     assert_int_equal(put_start(&world, 1, world_deadline_us(&world), &result, &put), AS_OK);
@@ -224,7 +215,7 @@ static void a_store_lost_in_mid_fetch_is_replaced_by_the_other_copies(void **sta
                                      &result),
                          AS_OK);
         assert_true(world_run(&world, &result.located));
-        lose_store(store_of(0, 0));
+        world_store_lose(&world, store_of(0, 0));
         while (result.hold && result.layers < 1) {
             as_loop_run_once(world.loop, true);
         }
@@ -246,7 +237,7 @@ static void a_store_that_is_gone_from_the_beginning_costs_no_block(void **state)
     (void)state;
     begin(3, 2);
     put_chain(&world, 64);
-    lose_store(store_of(0, 0));
+    world_store_lose(&world, store_of(0, 0));
     must_be_whole((fetch_ask_t){.count = 64});
     must_be_whole((fetch_ask_t){.first = 7, .count = 40});
     world_tell_stores(&world); // and when the scheduler has noticed
@@ -293,7 +284,7 @@ static void copies_that_differ_are_not_mixed(void **state)
         assert_true(as_loop_run_once(world.loop, true));
     }
     assert_int_equal(result.wrong, 0); // layer 0 of the first copy
-    lose_store(nodes[0]);
+    world_store_lose(&world, nodes[0]);
     result.hold = false;
     assay_fetch_release(result.fetch, 0);
     assert_true(world_run(&world, &result.done));
@@ -358,7 +349,7 @@ static void a_copy_that_answers_late_waits_for_what_another_still_sends(void **s
     assert_int_equal(fetch_begin(&world, ask, &result), AS_OK);
     run_until_bytes(&result, 64u << 10);
     as_sim_stop(world.sim, world.store_nets[2]);
-    lose_store(0);
+    world_store_lose(&world, 0);
     run_until_bytes(&result, 160u << 10);
     as_fault_arm(AS_FAULT_fetch_extent_corrupt, 1);
     while (as_fault_fired(AS_FAULT_fetch_extent_corrupt) == 0) {
@@ -432,7 +423,7 @@ static void one_run(uint64_t seed)
         }
         switch (seed % 3) {
         case 0:
-            lose_store(which);
+            world_store_lose(&world, which);
             break;
         case 1:
             as_sim_stop(world.sim, world.store_nets[which]);

@@ -92,15 +92,6 @@ static void blocks_that_either_store_has_lost(way_t way)
     assert_true(way == EACH || metric(ASSAY_METRIC_FALLBACKS_MISSING) > missing);
 }
 
-static void lose_store(uint32_t store)
-{
-    if (world.sim) {
-        as_sim_kill(world.sim, world.store_nets[store]);
-    }
-    kvs_store_free(world.stores[store]);
-    world.stores[store] = NULL;
-}
-
 // As soon as it has said what it has, or a little later.
 static void a_store_that_is_lost_while_it_is_read_from(way_t way)
 {
@@ -111,7 +102,7 @@ static void a_store_that_is_lost_while_it_is_read_from(way_t way)
         for (uint32_t i = 0; i < turns && !reading.done; i++) {
             as_loop_run_once(world.loop, true);
         }
-        lose_store(first_store());
+        world_store_lose(&world, first_store());
         must_be_whole(&reading);
         read_whole(way); // and from the other alone
         path_reopen();

@@ -203,6 +203,16 @@ static inline void world_close(world_t *world)
     as_loop_free(world->loop);
 }
 
+// Without a word to anybody.
+static inline void world_store_lose(world_t *world, uint32_t store)
+{
+    if (world->sim) {
+        as_sim_kill(world->sim, world->store_nets[store]);
+    }
+    kvs_store_free(world->stores[store]);
+    world->stores[store] = NULL;
+}
+
 // Runs the loop until *flag, or for WAIT_US of the loop's time. True: the flag came.
 static inline bool world_run(world_t *world, const bool *flag)
 {
