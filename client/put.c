@@ -338,8 +338,8 @@ static as_status_t send_put(assay_call_t *call)
     copy->sent_bytes = 0;
     copy->progress_us = assay_now_us(put->client);
     copy->request = ask.head.request;
-    if (args->extent_bytes >
-        0) { // a copy is offered, however small: most often it is there already
+    if (args->extent_bytes > 0) {
+        // A copy is offered, however small: most often it is there already.
         as_status_t offered = as_net_offer(copy->link->conn, &ask, header_bytes, args->block,
                                            block_bytes(put), on_payload_sent, copy);
         copy->sending += offered == AS_OK;

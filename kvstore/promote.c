@@ -123,13 +123,7 @@ static as_status_t reserve(kvs_store_t *store, const kvs_spec_t *spec, kvs_block
         return AS_ERR_LIMIT;
     }
     as_status_t status = kvs_quota_room(store, spec);
-    if (status == AS_OK) {
-        status = kvs_index_reserve(store->index, spec, block_p);
-        if (status == AS_ERR_BUSY && kvs_store_evict_for(store, spec)) {
-            status = kvs_index_reserve(store->index, spec, block_p);
-        }
-    }
-    return status;
+    return status == AS_OK ? kvs_store_reserve(store, spec, block_p) : status;
 }
 
 // AS_ERR_BUSY: there is no room now, or too many are on their way; AS_ERR_LIMIT: there never is;

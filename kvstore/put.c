@@ -354,11 +354,7 @@ static as_status_t reserve(kvs_conn_t *conn, const as_wire_put_t *ask, const kvs
         return status;
     }
     kvs_block_t *block;
-    status = kvs_index_reserve(store->index, spec, &block);
-    // Puts of one turn of the loop may take more than the last one has freed.
-    if (status == AS_ERR_BUSY && kvs_store_evict_for(store, spec)) {
-        status = kvs_index_reserve(store->index, spec, &block);
-    }
+    status = kvs_store_reserve(store, spec, &block);
     if (status == AS_OK) {
         kvs_put_t *put = slot_take(conn, block, ask);
         put->digest = digest;

@@ -208,7 +208,8 @@ void kvs_store_evict_soon(kvs_store_t *store, size_t wanted_bytes)
     as_loop_post(store->options.loop, &store->evict);
 }
 
-bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
+// False: there was nothing that could go in this turn.
+static bool evict_for(kvs_store_t *store, const kvs_spec_t *spec)
 {
     uint64_t before = store->counted.evictions;
     if (store->evict_vain_us > 0 &&
@@ -231,6 +232,16 @@ bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec)
     uint64_t ended_us = as_loop_now_us(store->options.loop); // the walk may take longer than that
     store->evict_vain_us = evicted ? 0 : ended_us + (ended_us == 0);
     return evicted;
+}
+
+as_status_t kvs_store_reserve(kvs_store_t *store, const kvs_spec_t *spec, kvs_block_t **block_p)
+{
+    as_status_t status = kvs_index_reserve(store->index, spec, block_p);
+    // Those of one turn of the loop may take more than the last one has freed.
+    if (status == AS_ERR_BUSY && evict_for(store, spec)) {
+        status = kvs_index_reserve(store->index, spec, block_p);
+    }
+    return status;
 }
 
 // ---- its life

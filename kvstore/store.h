@@ -187,9 +187,10 @@ void kvs_store_watch(
     kvs_store_t *store); // there is a lease or reservation: sweep until there is none
 void kvs_store_evict_soon(kvs_store_t *store,
                           size_t wanted_bytes); // when above the high mark, or for wanted_bytes
-// At once, as much as one turn may, for a block to be put: not its parents, since it is of no use
-// without them, unless there is a disk. False: there was nothing that could go in this turn.
-bool kvs_store_evict_for(kvs_store_t *store, const kvs_spec_t *spec);
+// kvs_index_reserve for a block that comes, with room made at once where there is none, as much as one turn
+// may: not of its parents, since it is of no use without them, unless there is a disk.
+as_status_t kvs_store_reserve(kvs_store_t *store, const kvs_spec_t *spec,
+                              kvs_block_t **block_p) AS_MUST_USE;
 // Whether with so many bytes more it is fuller than eviction leaves it.
 bool kvs_store_is_full(const kvs_store_t *store, size_t bytes);
 static inline void kvs_count(uint64_t *counter, kvs_metric_t metric, uint64_t amount)

@@ -47,8 +47,8 @@ typedef struct kvs_disk_stat {
     uint64_t dropped_blocks; // with their segments
     uint64_t failures;       // of writes and reads
     uint64_t corrupt_blocks; // whose bytes were not what was promised
-    uint64_t
-        catalog_faults; // found at the start: damage, records that are none or whose file is gone
+    // Of the catalog, found at the start: damage, records that are none or whose file is gone.
+    uint64_t catalog_faults;
     bool read_only;
 } kvs_disk_stat_t;
 
