@@ -35,7 +35,7 @@ typedef struct task {
     krn_partials_t slots[WAVE_SLOTS];
     run_t runs[WAVE_SLOTS];
     uint32_t block_rows, blocks;
-    float *out;
+    float *out; // NULL: the total is what is wanted
     float *lse;
 } task_t;
 
@@ -112,6 +112,8 @@ static void finish_pairs(const task_t *task, size_t pair, uint32_t count)
     uint32_t dim = task->args->dim;
     krn_partials_t total = partials_at(&task->total, pair, dim);
 
+    if (!task->out)
+        return;
     task->ops->normalise(&total, count, dim, task->out + pair * dim);
     if (!task->lse)
         return;
@@ -205,23 +207,44 @@ static void attend_in_blocks(task_t *task, krn_pool_t *pool)
     krn_pool_run(pool, task->blocks * args->kv_heads, block_item, task);
 }
 
+static void attend(task_t *task, krn_pool_t *pool, char *memory)
+{
+    const krn_attention_args_t *args = task->args;
+    uint32_t slots = wave_slots(args->rows, args->q_heads);
+    size_t bytes = partials_bytes(args->rows, args->q_heads, args->dim);
+
+    for (uint32_t s = 0; s < slots; s++)
+        task->slots[s] = partials_carve(memory + s * bytes, args->rows, args->q_heads, args->dim);
+    if (slots > 1 || args->page_count == 0)
+        attend_in_waves(task, pool, slots);
+    else
+        attend_in_blocks(task, pool);
+}
+
+static char *align(void *scratch)
+{
+    return (char *)(((uintptr_t)scratch + 63) / 64 * 64);
+}
+
 void krn_attention(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args,
                    float *out, float *lse, void *scratch)
 {
     task_t task = {.ops = ops, .args = args, .out = out, .lse = lse};
-    uint32_t slots = wave_slots(args->rows, args->q_heads);
-    size_t bytes = partials_bytes(args->rows, args->q_heads, args->dim);
-    char *memory = (char *)(((uintptr_t)scratch + 63) / 64 * 64);
+    char *memory = align(scratch);
 
     krn_attention_check(args);
     if (args->rows == 0)
         return;
     task.total = partials_carve(memory, args->rows, args->q_heads, args->dim);
-    for (uint32_t s = 0; s < slots; s++)
-        task.slots[s] =
-            partials_carve(memory + (s + 1) * bytes, args->rows, args->q_heads, args->dim);
-    if (slots > 1 || args->page_count == 0)
-        attend_in_waves(&task, pool, slots);
-    else
-        attend_in_blocks(&task, pool);
+    attend(&task, pool, memory + partials_bytes(args->rows, args->q_heads, args->dim));
+}
+
+void krn_attention_piece(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args,
+                         krn_partials_t *io, void *scratch)
+{
+    task_t task = {.ops = ops, .args = args, .total = *io};
+
+    krn_attention_check(args);
+    if (args->rows > 0)
+        attend(&task, pool, align(scratch));
 }

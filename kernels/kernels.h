@@ -170,6 +170,58 @@ void krn_attention(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_a
                    float *out, float *lse, void *scratch);
 size_t krn_attention_scratch_bytes(uint32_t rows, uint32_t q_heads, uint32_t dim);
 
+// ---- Attention in pieces ------------------------------------------------------------
+// Attention over pages that lie in several places: whoever has pages computes partials of them, and
+// the partials of all, folded in ascending order, give the very bits of krn_attention over all pages
+// at once, whichever implementation computed them.
+//
+// The order above lets few ranges of pages stand as one partial: whole runs from page 0 on (merged
+// left they are the total so far), the first pages of a run, or one page. Such a range is a piece;
+// anything longer would have merged what the order merges later. So a row's answer for all pages
+// before its own is one piece where they end with a run, else two, whatever the context: q_heads *
+// (dim + 2) * 4 bytes each, of one layer, for q_heads * dim * 4 bytes of queries. All of it is f32:
+// with fewer bits the fold would no longer be exact.
+typedef struct krn_piece {
+    uint32_t first, count; // pages, by absolute index
+} krn_piece_t;
+
+// The longest piece that begins at page `first` and ends before `end`; first < end.
+static inline krn_piece_t krn_piece_at(uint32_t first, uint32_t end)
+{
+    uint32_t left = end - first;
+    uint32_t whole = left / KRN_RUN_PAGES * KRN_RUN_PAGES;
+
+    if (first % KRN_RUN_PAGES != 0)
+        return (krn_piece_t){first, 1};
+    if (whole == 0)
+        return (krn_piece_t){first, left};
+    return (krn_piece_t){first, first == 0 ? whole : KRN_RUN_PAGES};
+}
+
+// Partials of one piece, whose pages args->pages are. Their indices may count from the piece's first
+// page (then positions do, too): only where runs begin matters. io is overwritten; scratch as for
+// krn_attention.
+void krn_attention_piece(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args,
+                         krn_partials_t *io, void *scratch);
+
+// What was folded so far, of `pairs` (row, query head) pairs.
+typedef struct krn_fold {
+    const krn_ops_t *ops;
+    uint32_t pairs, dim;
+    krn_partials_t total, run; // of the runs that are complete; of the one that pages go on with
+    uint32_t next;             // page: none before it may come any more
+} krn_fold_t;
+
+size_t krn_fold_bytes(uint32_t pairs, uint32_t dim); // of the memory of one
+void krn_fold_begin(krn_fold_t *fold, const krn_ops_t *ops, uint32_t pairs, uint32_t dim,
+                    void *memory);
+// Partials of a piece (krn_piece_at), computed anywhere.
+void krn_fold_piece(krn_fold_t *fold, krn_piece_t piece, const krn_partials_t *partials);
+// Pages at hand, with their absolute indices: args->pages, for all rows.
+void krn_fold_pages(krn_fold_t *fold, krn_pool_t *pool, const krn_attention_args_t *args);
+// As krn_attention would have left it; lse may be NULL.
+void krn_fold_end(krn_fold_t *fold, float *out, float *lse);
+
 // The slow, obvious truth.
 const krn_ops_t *krn_reference(void);
 // The best of this processor, or the one that the environment variable ASSAY_KERNELS names
