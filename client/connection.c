@@ -266,16 +266,21 @@ static void on_rkey(void *ctx, as_status_t status)
     assay_link_put(link);
 }
 
+static void link_denied(assay_link_t *link)
+{
+    AS_ERROR("client", "the store at %s refuses us: %s", link->store.data_address,
+             assay_token_fault(link->client));
+    link->denied = true;
+    assay_link_fail(link, AS_ERR_DENIED);
+}
+
 // The store's answer is about our token. False: it refuses it.
 static bool is_admitted(assay_link_t *link, const as_wire_hello_reply_t *hello)
 {
     if (hello->head.request != link->epoch || hello->status != AS_WIRE_DENIED) {
         return true;
     }
-    AS_ERROR("client", "the store at %s refuses us: %s", link->store.data_address,
-             assay_token_fault(link->client));
-    link->denied = true;
-    assay_link_fail(link, AS_ERR_DENIED);
+    link_denied(link);
     return false;
 }
 
@@ -506,7 +511,9 @@ static void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
 {
     (void)ctx;
     assay_link_t *link = as_conn_user(conn);
-    if (link) {
+    if (link && status == AS_ERR_DENIED) { // at the store's data port
+        link_denied(link);
+    } else if (link) {
         assay_link_fail(link, status);
     } else {
         as_net_close(conn);
@@ -515,5 +522,5 @@ static void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
 
 void assay_handlers_init(assay_client_t *client, as_net_handlers_t *handlers_p)
 {
-    *handlers_p = (as_net_handlers_t){client, on_accept, on_message, on_lost};
+    *handlers_p = (as_net_handlers_t){client, on_accept, on_message, on_lost, NULL};
 }

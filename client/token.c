@@ -16,6 +16,7 @@ void assay_client_set_token(assay_client_t *client, const as_token_sealed_t *tok
     if (token) {
         client->token = *token;
     }
+    as_net_set_credential(client->net, client->token.bytes, token ? AS_TOKEN_BYTES : 0);
     for (assay_link_t *link = client->links; link; link = link->next) {
         assay_link_renew(link);
     }

@@ -48,6 +48,13 @@ as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_
     return address ? net->ops->connect(net, address, conn_p) : AS_ERR_INVALID;
 }
 
+void as_net_set_credential(as_net_t *net, const void *credential, size_t bytes)
+{
+    AS_ASSERT(net->magic == AS_NET_MAGIC && bytes <= sizeof(net->credential));
+    memcpy(net->credential, credential, bytes);
+    net->credential_bytes = bytes;
+}
+
 void as_net_close(as_conn_t *conn)
 {
     check_conn(conn);

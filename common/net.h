@@ -20,7 +20,8 @@
 // and is copied; arrays (keys, statuses, checksums) belong into the payload, which has no such
 // limit.
 #define AS_NET_HEADER_BYTES_MAX 1280u
-#define AS_NET_RKEY_BYTES_MAX   512u // one packed remote key
+#define AS_NET_RKEY_BYTES_MAX       512u // one packed remote key
+#define AS_NET_CREDENTIAL_BYTES_MAX 128u
 
 typedef struct as_net as_net_t;
 typedef struct as_conn as_conn_t; // one connection to one peer
@@ -66,6 +67,10 @@ typedef struct as_net_handlers {
     // operations in flight complete with an error before it. The handler (or later code) must still
     // call as_net_close.
     void (*on_lost)(void *ctx, as_conn_t *conn, as_status_t status);
+    // Whether a peer with that credential may connect to a listening net; NULL: every one may. Over UCX no byte of
+    // one that may not gets as far as UCX. The simulation does not ask. What a peer may do once it is
+    // connected is for its messages to prove.
+    bool (*on_knock)(void *ctx, const void *credential, size_t bytes);
 } as_net_handlers_t;
 
 // Which interface UCX's own ports are opened on: the one of that name, or the one that has the host
@@ -87,8 +92,11 @@ as_status_t as_net_listen(as_net_t *net, const char *address) AS_MUST_USE;
 const char *as_net_address(const as_net_t *net);
 // A host given as a name is looked up in the call, which may take the resolver's timeout; a numeric
 // one never waits. Otherwise returns at once; a connection that cannot be made is reported by
-// on_lost with AS_ERR_UNREACHABLE (and operations started on it meanwhile complete with that).
+// on_lost with AS_ERR_UNREACHABLE (and operations started on it meanwhile complete with that), or, when the
+// peer's on_knock has said no, with AS_ERR_DENIED.
 as_status_t as_net_connect(as_net_t *net, const char *address, as_conn_t **conn_p) AS_MUST_USE;
+// What peers are shown from the next connection on; it is copied.
+void as_net_set_credential(as_net_t *net, const void *credential, size_t bytes);
 // Ends the connection; operations in flight on it complete with AS_ERR_CANCELLED, later, from the
 // loop. The pointer is dead after this call.
 void as_net_close(as_conn_t *conn);

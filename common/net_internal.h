@@ -69,6 +69,8 @@ struct as_net {
     const as_net_ops_t *ops;
     as_loop_t *loop;
     as_net_handlers_t handlers;
+    size_t credential_bytes;
+    uint8_t credential[AS_NET_CREDENTIAL_BYTES_MAX];
 };
 
 // First member of each implementation's connection.

@@ -44,6 +44,7 @@ struct ucx_loop_glue {
 
 typedef struct ucx_accept {
     ucx_list_t link;
+    ucx_guest_t guest;
     ucp_conn_request_h request;
 } ucx_accept_t;
 
@@ -145,17 +146,20 @@ static void on_connection_request(ucp_conn_request_h request, void *arg)
 {
     ucx_net_t *net = arg;
     ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
+    ucx_guest_t guest = {0};
     if (ucp_conn_request_query(request, &attr) == UCS_OK) {
-        ucx_port_connected(net, &attr.client_address);
+        ucx_port_connected(net, &attr.client_address, &guest);
     }
     ucx_accept_t *accept = net->conn_count < UCX_CONNS_MAX ? as_mem_alloc(sizeof(*accept)) : NULL;
     if (!accept || net->reaping) {
         AS_WARN("net", "connection refused: %u are open", net->conn_count);
         ucp_listener_reject(net->ucx_listener, request);
         as_mem_free(accept);
+        ucx_guest_leave(net, &guest);
         return;
     }
     accept->request = request;
+    accept->guest = guest;
     ucx_list_append(&net->accepts, &accept->link);
 }
 
@@ -165,12 +169,15 @@ static void accept_one(ucx_net_t *net)
     ucx_list_remove(&accept->link);
     ucp_ep_params_t params = {.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST,
                               .conn_request = accept->request};
+    ucx_guest_t guest = accept->guest;
     as_mem_free(accept);
     ucx_conn_t *conn;
     if (ucx_conn_make(net, &conn) != AS_OK) {
         ucp_listener_reject(net->ucx_listener, params.conn_request);
+        ucx_guest_leave(net, &guest);
         return;
     }
+    conn->guest = guest;
     if (ucx_conn_begin(conn, &params) != AS_OK) { // UCX has rejected it
         ucx_conn_drop(conn);
         return;
@@ -288,11 +295,14 @@ static as_status_t net_start_worker(ucx_net_t *net)
 {
     const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                         .thread_mode = UCS_THREAD_MODE_SINGLE};
+    ucx_before_t *before = ucx_doors_before();
     ucs_status_t ucs = ucp_worker_create(net->context, &params, &net->worker);
     if (ucs != UCS_OK) {
+        as_mem_free(before);
         AS_ERROR("net", "cannot make a worker: %s", ucs_status_string(ucs));
         return ucx_status(ucs);
     }
+    ucx_doors_find(net, before);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
     ucs = ucp_worker_query(net->worker, &attr);
     as_status_t status = ucs == UCS_OK ? ucx_msg_register(net) : ucx_status(ucs);
@@ -317,7 +327,7 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
     if (!net) {
         return AS_ERR_NO_MEMORY;
     }
-    net->head = (as_net_t){AS_NET_MAGIC, &ucx_ops, loop, *handlers};
+    net->head = (as_net_t){.magic = AS_NET_MAGIC, .ops = &ucx_ops, .loop = loop, .handlers = *handlers};
     ucx_list_init(&net->living);
     ucx_list_init(&net->dying);
     ucx_list_init(&net->inflight);

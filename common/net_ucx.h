@@ -41,6 +41,9 @@ struct uv_stream_s;
 #define UCX_CONNS_MAX        8192u   // of one net
 #define UCX_GRACE_US         100000u // a close takes UCX well below 1 ms
 #define UCX_ADMITTED_MAX     32u     // at the gate at one time, for milliseconds
+#define UCX_DOORS_MAX        64u     // ports of UCX's own, one an interface
+#define UCX_HOSTS_MAX        500u    // that may come to them
+#define UCX_GUEST_HOSTS_MAX  (UCX_HELLO_HOSTS_MAX + 1u)
 #define UCX_EP_BUCKETS       1024u   // hash of connections by endpoint; a power of two
 
 enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2, UCX_AM_BATCH = 3 };
@@ -53,6 +56,25 @@ typedef struct ucx_list {
     struct ucx_list *prev, *next;
 } ucx_list_t;
 
+// The hosts of one peer, as slots of the net's doors; UCX_HOSTS_MAX: there was none left.
+typedef struct ucx_guest {
+    uint32_t count;
+    uint16_t slots[UCX_GUEST_HOSTS_MAX];
+} ucx_guest_t;
+
+typedef struct ucx_doors {
+    int fds[UCX_DOORS_MAX];
+    unsigned count;
+    unsigned host_count; // slots that were ever used
+    uint32_t refs[UCX_HOSTS_MAX];
+    struct in6_addr hosts[UCX_HOSTS_MAX];
+    uint32_t unlisted; // hosts of guests that have no slot: while there are any, the doors are open
+    bool old;          // who may come is not what the kernel knows
+    bool open;
+} ucx_doors_t;
+
+typedef struct ucx_before ucx_before_t;
+
 typedef enum ucx_state { UCX_CONNECTING, UCX_OPEN, UCX_FAILED, UCX_REPORTED } ucx_state_t;
 
 typedef struct ucx_conn {
@@ -62,6 +84,7 @@ typedef struct ucx_conn {
     uint32_t batches;     // operations that are batches
     struct ucx_op *batch; // messages that leave together; NULL: none wait
     struct ucx_conn *bucket_next;
+    ucx_guest_t guest;
     ucx_socket_t *socket;   // of the connecting side at the data port; NULL when closed
     ucp_ep_h ep;            // NULL before and after
     void *ep_closing;       // UCX's request of the close, while it runs
@@ -108,6 +131,7 @@ struct ucx_net {
     uint16_t ucx_port;
     int gate; // its descriptor
     bool gate_is_old;
+    ucx_doors_t doors;
     char address[300];
     ucx_loop_glue_t *glue;
     ucx_list_t living, dying; // connections
@@ -175,7 +199,8 @@ void ucx_socket_dial(ucx_socket_t *socket, ucx_conn_t *conn);
 void ucx_socket_close(ucx_socket_t *socket);
 as_status_t ucx_port_accept(ucx_net_t *net, struct uv_stream_s *from) AS_MUST_USE;
 void ucx_port_admit(ucx_net_t *net);
-void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from);
+// UCX's connection has come: whose hosts they are goes to *guest.
+void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest);
 void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
 
 // net_ucx_batch.c
@@ -192,13 +217,29 @@ bool ucx_send_is_ours(void); // a send that fails does no harm
 as_status_t ucx_listener_make(ucx_net_t *net, const struct sockaddr_storage *local) AS_MUST_USE;
 void ucx_listener_close(ucx_net_t *net);
 
-// net_ucx_gate.c: who may reach UCX's listener.
-int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
+// net_ucx_gate.c: filters before ports that listen.
 as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted,
                          unsigned count) AS_MUST_USE;
+// AS_ERR_LIMIT: the kernel takes no filter for so many.
+as_status_t ucx_gate_set_hosts(int fd, const struct in6_addr *hosts, unsigned count) AS_MUST_USE;
+void ucx_gate_open(int fd);
+void ucx_sockaddr_host(const struct sockaddr_storage *address, struct in6_addr *host);
 bool ucx_sockaddr_is(const struct sockaddr_storage *a, const struct sockaddr_storage *b);
 uint16_t ucx_sockaddr_port(const struct sockaddr_storage *address);
 void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
+
+// net_ucx_doors.c: UCX's ports on interfaces, and the hosts that may come to them.
+int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
+ucx_before_t *ucx_doors_before(void); // to be called before the worker is made; NULL: no memory
+void ucx_doors_find(ucx_net_t *net, ucx_before_t *before); // after; takes `before`
+void ucx_doors_update(ucx_net_t *net);
+void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *host);
+// The address that a peer was seen at, and the others that it names; they may come when it returns.
+void ucx_guest_add_all(ucx_net_t *net, ucx_guest_t *guest, const struct sockaddr_storage *remote,
+                       const ucx_hello_t *hello);
+void ucx_guest_move(ucx_guest_t *from, ucx_guest_t *to);
+void ucx_guest_leave(ucx_net_t *net, ucx_guest_t *guest);
+unsigned ucx_hosts_of_ours(struct in6_addr hosts[UCX_HELLO_HOSTS_MAX]);
 
 // net_ucx_msg.c: messages; net_ucx_mem.c: memory.
 as_status_t ucx_msg_register(ucx_net_t *net) AS_MUST_USE; // sets the worker's message handlers

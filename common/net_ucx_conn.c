@@ -214,6 +214,7 @@ void ucx_conn_drop(ucx_conn_t *conn)
 {
     ucx_list_remove(&conn->link);
     ucx_conn_net(conn)->conn_count--;
+    ucx_guest_leave(ucx_conn_net(conn), &conn->guest);
     conn->head.magic = 0;
     as_mem_free(conn);
 }

@@ -36,6 +36,8 @@ static const struct {
     {"UCX_TCP_TX_SEG_SIZE", "80K"},
     // Else a listener cannot bind its port again soon after a crash.
     {"UCX_TCP_CM_REUSEADDR", "y"},
+    // Else the loop stands still, for minutes, while UCX connects to a port of a peer that does not answer.
+    {"UCX_TCP_CONN_NB", "y"},
     // No messages by shared memory (shared.c tells why).
     {"UCX_TLS", AS_SHARED_NO_MESSAGES},
     // A cut link is noticed in seconds, not in the half minute of the defaults.

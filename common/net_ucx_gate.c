@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gate before UCX's listener: a socket filter in the kernel that lets in only the addresses and
-// ports that were admitted.
+// The gates before UCX's ports: socket filters in the kernel that let in only who was admitted; to its listener
+// by address and port, to its port on an interface (net_ucx_doors.c) by address.
 //
 // UCX 1.13 ends the process when its listener is sent bytes that are not UCX's own, and has no way
 // to ask who may connect. Its listening socket is ours to filter, though: what the filter drops,
@@ -8,90 +8,150 @@
 // its time.
 #include "common/net_ucx.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 
-#include "common/assert.h"
 #include "common/log.h"
 
-#define ENTRY_INSTRUCTIONS 14u // of one admitted address at most
+#define INSTRUCTIONS_MAX 1200u // the kernel lets a socket have two filters of that size, as while one replaces another
 
 // Offsets in the packet: of the IP header, and of the TCP header.
-#define IP(offset)   ((uint32_t)SKF_NET_OFF + (offset))
-#define SOURCE_PORT  0u
-#define IP4_SOURCE   12u
-#define IP6_SOURCE   8u
-#define VERSION_MASK 0xf0u
+#define IP(offset)  ((uint32_t)SKF_NET_OFF + (offset))
+#define SOURCE_PORT 0u
+#define FLAGS       13u
+#define FLAG_SYN    0x02u
+#define IP4_SOURCE  12u
+#define IP6_SOURCE  8u
+#define VERSION     0xf0u
 
 typedef struct program {
-    struct sock_filter code[UCX_ADMITTED_MAX * ENTRY_INSTRUCTIONS + 1];
-    unsigned count;
+    struct sock_filter code[INSTRUCTIONS_MAX];
+    unsigned count; // INSTRUCTIONS_MAX + 1: it has no room
 } program_t;
 
 static void add(program_t *program, uint16_t code, uint32_t k)
 {
-    program->code[program->count++] = (struct sock_filter){code, 0, 0, k};
+    if (program->count < INSTRUCTIONS_MAX) {
+        program->code[program->count++] = (struct sock_filter){code, 0, 0, k};
+    } else {
+        program->count = INSTRUCTIONS_MAX + 1;
+    }
 }
 
-// Goes on if the value is `k`, else to the entry's end, which is filled in later.
-static void add_check(program_t *program, uint16_t load, uint32_t offset, uint32_t k)
+// Goes on if the value (of a byte: its bits in `mask`) is `k`, else to the entry's end, which is filled in later.
+static void add_check(program_t *program, uint16_t load, uint32_t offset, uint32_t mask, uint32_t k)
 {
     add(program, BPF_LD | BPF_ABS | load, offset);
-    if (load == BPF_B) {
-        add(program, BPF_ALU | BPF_AND | BPF_K, VERSION_MASK);
+    if (mask != UINT32_MAX) {
+        add(program, BPF_ALU | BPF_AND | BPF_K, mask);
     }
     add(program, BPF_JMP | BPF_JEQ | BPF_K, k);
 }
 
-static void add_entry(program_t *program, const struct sockaddr_storage *from)
+// Lets in what has come through the entry's checks.
+static void end_entry(program_t *program, unsigned begin)
 {
-    unsigned begin = program->count;
-    const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)from;
-    const struct sockaddr_in *in4 = (const struct sockaddr_in *)from;
-    bool six = from->ss_family == AF_INET6;
-    if (six && !IN6_IS_ADDR_V4MAPPED(&in6->sin6_addr)) {
-        add_check(program, BPF_B, IP(0), 0x60);
-        for (unsigned i = 0; i < 4; i++) {
-            uint32_t word;
-            memcpy(&word, in6->sin6_addr.s6_addr + 4 * i, 4);
-            add_check(program, BPF_W, IP(IP6_SOURCE + 4 * i), ntohl(word));
-        }
-    } else {
-        uint32_t word = in4->sin_addr.s_addr;
-        if (six) {
-            memcpy(&word, in6->sin6_addr.s6_addr + 12, 4);
-        }
-        add_check(program, BPF_B, IP(0), 0x40);
-        add_check(program, BPF_W, IP(IP4_SOURCE), ntohl(word));
-    }
-    add_check(program, BPF_H, SOURCE_PORT, ntohs(six ? in6->sin6_port : in4->sin_port));
     add(program, BPF_RET | BPF_K, UINT32_MAX);
-    for (unsigned i = begin; i < program->count; i++) {
+    for (unsigned i = begin; i < program->count && program->count <= INSTRUCTIONS_MAX; i++) {
         if (BPF_CLASS(program->code[i].code) == BPF_JMP) {
             program->code[i].jf = (uint8_t)(program->count - i - 1);
         }
     }
 }
 
-as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted, unsigned count)
+static uint32_t word_of(const struct in6_addr *host, unsigned i)
 {
-    program_t program = {.count = 0};
-    AS_ASSERT(count <= UCX_ADMITTED_MAX);
-    for (unsigned i = 0; i < count; i++) {
-        add_entry(&program, &admitted[i]);
+    uint32_t word;
+    memcpy(&word, host->s6_addr + 4 * i, sizeof(word));
+    return ntohl(word);
+}
+
+// Of a packet of IPv6.
+static void add_source6(program_t *program, const struct in6_addr *host)
+{
+    for (unsigned i = 0; i < 4; i++) {
+        add_check(program, BPF_W, IP(IP6_SOURCE + 4 * i), UINT32_MAX, word_of(host, i));
     }
-    add(&program, BPF_RET | BPF_K, 0);
-    const struct sock_fprog filter = {(unsigned short)program.count, program.code};
+}
+
+static void add_source(program_t *program, const struct in6_addr *host)
+{
+    if (IN6_IS_ADDR_V4MAPPED(host)) {
+        add_check(program, BPF_B, IP(0), VERSION, 0x40);
+        add_check(program, BPF_W, IP(IP4_SOURCE), UINT32_MAX, word_of(host, 3));
+    } else {
+        add_check(program, BPF_B, IP(0), VERSION, 0x60);
+        add_source6(program, host);
+    }
+}
+
+// Drops what no entry has let in.
+static as_status_t attach(int fd, program_t *program)
+{
+    add(program, BPF_RET | BPF_K, 0);
+    if (program->count > INSTRUCTIONS_MAX) {
+        return AS_ERR_LIMIT;
+    }
+    const struct sock_fprog filter = {(unsigned short)program->count, program->code};
     if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)) != 0) {
-        AS_ERROR("net", "cannot filter UCX's listener: %s", strerror(errno));
+        AS_ERROR("net", "cannot filter a port of UCX's: %s", strerror(errno));
         return AS_ERR_UNSUPPORTED;
     }
     return AS_OK;
+}
+
+as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted, unsigned count)
+{
+    program_t program = {.count = 0};
+    for (unsigned i = 0; i < count; i++) {
+        struct in6_addr host;
+        unsigned begin = program.count;
+        ucx_sockaddr_host(&admitted[i], &host);
+        add_source(&program, &host);
+        add_check(&program, BPF_H, SOURCE_PORT, UINT32_MAX, ucx_sockaddr_port(&admitted[i]));
+        end_entry(&program, begin);
+    }
+    return attach(fd, &program);
+}
+
+as_status_t ucx_gate_set_hosts(int fd, const struct in6_addr *hosts, unsigned count)
+{
+    program_t program = {.count = 0};
+    add_check(&program, BPF_B, FLAGS, FLAG_SYN, 0); // of a connection that is there
+    end_entry(&program, 0);
+    add(&program, BPF_LD | BPF_ABS | BPF_B, IP(0));
+    add(&program, BPF_ALU | BPF_AND | BPF_K, VERSION);
+    add(&program, BPF_JMP | BPF_JEQ | BPF_K, 0x40);
+    program.code[program.count - 1].jt = 1; // over the next, which leads to IPv6
+    unsigned to_six = program.count;
+    add(&program, BPF_JMP | BPF_JA, 0);
+    add(&program, BPF_LD | BPF_ABS | BPF_W, IP(IP4_SOURCE));
+    for (unsigned i = 0; i < count; i++) {
+        unsigned begin = program.count;
+        if (IN6_IS_ADDR_V4MAPPED(&hosts[i])) { // two instructions each
+            add(&program, BPF_JMP | BPF_JEQ | BPF_K, word_of(&hosts[i], 3));
+            end_entry(&program, begin);
+        }
+    }
+    add(&program, BPF_RET | BPF_K, 0);
+    program.code[to_six].k = program.count - to_six - 1;
+    for (unsigned i = 0; i < count; i++) {
+        unsigned begin = program.count;
+        if (!IN6_IS_ADDR_V4MAPPED(&hosts[i])) {
+            add_source6(&program, &hosts[i]);
+            end_entry(&program, begin);
+        }
+    }
+    return attach(fd, &program);
+}
+
+void ucx_gate_open(int fd)
+{
+    int none = 0;
+    setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
 }
 
 uint16_t ucx_sockaddr_port(const struct sockaddr_storage *address)
@@ -121,33 +181,14 @@ bool ucx_sockaddr_is(const struct sockaddr_storage *a, const struct sockaddr_sto
                      ((const struct sockaddr_in *)b)->sin_addr.s_addr;
 }
 
-static bool listens_on(int fd, const struct sockaddr_storage *address)
+void ucx_sockaddr_host(const struct sockaddr_storage *address, struct in6_addr *host)
 {
-    struct sockaddr_storage bound;
-    socklen_t bytes = sizeof(bound), int_bytes = sizeof(int);
-    int listening = 0;
-    return getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &int_bytes) == 0 && listening &&
-           getsockname(fd, (struct sockaddr *)&bound, &bytes) == 0 &&
-           ucx_sockaddr_is(&bound, address);
-}
-
-int ucx_gate_find(const struct sockaddr_storage *address)
-{
-    DIR *dir = opendir("/proc/self/fd");
-    struct dirent *entry;
-    int found = -1;
-    while (dir && found < 0 && (entry = readdir(dir))) {
-        char *end;
-        int fd = (int)strtol(entry->d_name, &end, 10);
-        if (end != entry->d_name && fd != dirfd(dir) && listens_on(fd, address)) {
-            found = fd;
-        }
+    if (address->ss_family == AF_INET6) {
+        *host = ((const struct sockaddr_in6 *)address)->sin6_addr;
+        return;
     }
-    if (dir) {
-        closedir(dir);
-    }
-    if (found < 0) {
-        AS_ERROR("net", "UCX's listener is not among the descriptors of this process");
-    }
-    return found;
+    const struct in_addr *in4 = &((const struct sockaddr_in *)address)->sin_addr;
+    memset(host, 0, sizeof(*host));
+    memset(host->s6_addr + 10, 0xff, 2);
+    memcpy(host->s6_addr + 12, in4, sizeof(*in4));
 }

@@ -7,6 +7,9 @@
 
 #include "common/checksum.h"
 
+#define HOST_BYTES sizeof(struct in6_addr)
+#define SUM_BYTES  4u
+
 static const unsigned char magic[4] = {'A', 'S', 'N', 'H'};
 
 static uint32_t get(const unsigned char *bytes, unsigned count)
@@ -25,11 +28,22 @@ static void put(unsigned char *bytes, unsigned count, uint32_t value)
     }
 }
 
-static bool port_is_good(unsigned kind, unsigned port)
+static bool head_is_good(const ucx_hello_t *hello, unsigned rest)
 {
-    return kind == UCX_HELLO_CONNECT || kind == UCX_HELLO_ACCEPT
-               ? port > 0
-               : kind == UCX_HELLO_REFUSE && port == 0;
+    if (hello->host_count > UCX_HELLO_HOSTS_MAX || rest != 0) {
+        return false;
+    }
+    switch (hello->kind) {
+    case UCX_HELLO_CONNECT:
+        return hello->port > 0 && hello->credential_bytes <= AS_NET_CREDENTIAL_BYTES_MAX;
+    case UCX_HELLO_ACCEPT:
+        return hello->port > 0 && hello->credential_bytes == 0;
+    case UCX_HELLO_REFUSE:
+        return hello->refusal >= UCX_REFUSAL_BUSY && hello->refusal <= UCX_REFUSAL_VERSION &&
+               hello->host_count == 0 && hello->credential_bytes == 0;
+    default:
+        return false;
+    }
 }
 
 ucx_hello_parsed_t ucx_hello_parse(const void *input, size_t count, ucx_hello_t *hello)
@@ -46,23 +60,42 @@ ucx_hello_parsed_t ucx_hello_parse(const void *input, size_t count, ucx_hello_t 
     if (hello->version != UCX_HELLO_VERSION) {
         return UCX_HELLO_OTHER;
     }
-    if (count < UCX_HELLO_BYTES) {
+    if (count < UCX_HELLO_HEAD_BYTES) {
         return UCX_HELLO_PART;
     }
     hello->kind = (uint16_t)get(bytes + 6, 2);
-    hello->port = (uint16_t)get(bytes + 8, 2);
-    return count == UCX_HELLO_BYTES && port_is_good(hello->kind, hello->port) &&
-                   get(bytes + 10, 2) == 0 && get(bytes + 12, 4) == as_crc32c(0, bytes, 12)
+    *(hello->kind == UCX_HELLO_REFUSE ? &hello->refusal : &hello->port) =
+        (uint16_t)get(bytes + 8, 2);
+    hello->host_count = (uint16_t)get(bytes + 10, 2);
+    hello->credential_bytes = (uint16_t)get(bytes + 12, 2);
+    if (!head_is_good(hello, get(bytes + 14, 2))) {
+        return UCX_HELLO_BROKEN;
+    }
+    size_t hosts_bytes = HOST_BYTES * hello->host_count;
+    size_t summed = UCX_HELLO_HEAD_BYTES + hosts_bytes + hello->credential_bytes;
+    if (count < summed + SUM_BYTES) {
+        return UCX_HELLO_PART;
+    }
+    memcpy(hello->hosts, bytes + UCX_HELLO_HEAD_BYTES, hosts_bytes);
+    memcpy(hello->credential, bytes + UCX_HELLO_HEAD_BYTES + hosts_bytes, hello->credential_bytes);
+    return count == summed + SUM_BYTES && get(bytes + summed, SUM_BYTES) == as_crc32c(0, bytes, summed)
                ? UCX_HELLO_WHOLE
                : UCX_HELLO_BROKEN;
 }
 
-void ucx_hello_write(unsigned kind, uint16_t port, unsigned char bytes[UCX_HELLO_BYTES])
+size_t ucx_hello_write(const ucx_hello_t *hello, unsigned char bytes[UCX_HELLO_BYTES_MAX])
 {
+    size_t hosts_bytes = HOST_BYTES * hello->host_count;
+    size_t summed = UCX_HELLO_HEAD_BYTES + hosts_bytes + hello->credential_bytes;
     memcpy(bytes, magic, sizeof(magic));
     put(bytes + 4, 2, UCX_HELLO_VERSION);
-    put(bytes + 6, 2, kind);
-    put(bytes + 8, 2, port);
-    put(bytes + 10, 2, 0);
-    put(bytes + 12, 4, as_crc32c(0, bytes, 12));
+    put(bytes + 6, 2, hello->kind);
+    put(bytes + 8, 2, hello->kind == UCX_HELLO_REFUSE ? hello->refusal : hello->port);
+    put(bytes + 10, 2, hello->host_count);
+    put(bytes + 12, 2, hello->credential_bytes);
+    put(bytes + 14, 2, 0);
+    memcpy(bytes + UCX_HELLO_HEAD_BYTES, hello->hosts, hosts_bytes);
+    memcpy(bytes + UCX_HELLO_HEAD_BYTES + hosts_bytes, hello->credential, hello->credential_bytes);
+    put(bytes + summed, SUM_BYTES, as_crc32c(0, bytes, summed));
+    return summed + SUM_BYTES;
 }

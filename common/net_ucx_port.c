@@ -2,8 +2,10 @@
 // The data plane over UCX: the data port, which strangers may reach.
 //
 // UCX's own listener ends the process on bytes that are not UCX's. So the port that is announced is
-// ours: a peer says here, in 16 bytes (net_ucx_hello.h), from which port UCX will connect, and is
-// told where UCX listens; the gate (net_ucx_gate.c) then lets in that address and port, once.
+// ours: a peer says here (net_ucx_hello.h) who it is and from which port UCX will connect, and is
+// told where UCX listens; the gate (net_ucx_gate.c) then lets in that address and port, once, and the
+// doors (net_ucx_doors.c) its hosts, for as long as it is connected. Whom the owner does not know
+// by its credential is let in nowhere.
 // Whatever is malformed, too long, too slow or too much closes that connection, with a line in the
 // log, and nothing else. The socket goes when UCX has connected. What listens is net_ucx_listener.c.
 #include "common/net_ucx.h"
@@ -51,10 +53,11 @@ struct ucx_socket {
     socket_state_t state;
     unsigned retries;
     struct sockaddr_storage remote;
+    ucx_guest_t guest;            // of the listening side, until UCX has connected
     struct sockaddr_storage from; // where UCX's connection comes from
     int reserved;                 // holds that port until UCX takes it; -1: none
     char name[64];
-    unsigned char in[UCX_HELLO_BYTES + 1];
+    unsigned char in[UCX_HELLO_BYTES_MAX + 1];
     size_t in_bytes;
 };
 
@@ -98,10 +101,11 @@ void ucx_socket_close(ucx_socket_t *socket)
         socket->conn = NULL;
     }
     socket->net = NULL;
+    ucx_guest_leave(net, &socket->guest);
     unreserve(socket);
     uv_close((uv_handle_t *)&socket->tcp, on_handle_closed);
     uv_close((uv_handle_t *)&socket->deadline, on_handle_closed);
-    if (net->gate_is_old) {
+    if (net->gate_is_old || net->doors.old) {
         ucx_net_kick(net);
     }
 }
@@ -136,21 +140,45 @@ static void on_deadline(uv_timer_t *timer)
 
 // ---- hellos
 
-static bool say(ucx_socket_t *socket, unsigned kind, uint16_t port)
+static bool say(ucx_socket_t *socket, const ucx_hello_t *hello)
 {
-    unsigned char bytes[UCX_HELLO_BYTES];
-    const uv_buf_t out = {(char *)bytes, sizeof(bytes)};
-    ucx_hello_write(kind, port, bytes);
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    const uv_buf_t out = {(char *)bytes, ucx_hello_write(hello, bytes)};
     // One message at a time is under way, and every socket's buffer takes one.
     return uv_try_write((uv_stream_t *)&socket->tcp, &out, 1) == (int)out.len;
 }
 
-// Brings the gate up to date, and lets in who waits.
+static bool say_connect(ucx_socket_t *socket)
+{
+    const as_net_t *head = &socket->net->head;
+    ucx_hello_t hello = {.kind = UCX_HELLO_CONNECT,
+                         .port = ucx_sockaddr_port(&socket->from),
+                         .credential_bytes = (uint16_t)head->credential_bytes};
+    memcpy(hello.credential, head->credential, head->credential_bytes);
+    hello.host_count = (uint16_t)ucx_hosts_of_ours(hello.hosts);
+    return say(socket, &hello);
+}
+
+static bool say_accept(ucx_socket_t *socket)
+{
+    ucx_hello_t hello = {.kind = UCX_HELLO_ACCEPT, .port = socket->net->ucx_port};
+    hello.host_count = (uint16_t)ucx_hosts_of_ours(hello.hosts);
+    return say(socket, &hello);
+}
+
+static void refuse(ucx_socket_t *socket, uint16_t why)
+{
+    const ucx_hello_t hello = {.kind = UCX_HELLO_REFUSE, .refusal = why};
+    (void)say(socket, &hello); // else it sees the end of the connection
+}
+
+// Brings the gates up to date, and lets in who waits.
 void ucx_port_admit(ucx_net_t *net)
 {
     struct sockaddr_storage admitted[UCX_ADMITTED_MAX];
     ucx_socket_t *fresh[UCX_ADMITTED_MAX];
     unsigned count = 0, fresh_count = 0;
+    ucx_doors_update(net);
     if (!net->gate_is_old) {
         return;
     }
@@ -170,17 +198,18 @@ void ucx_port_admit(ucx_net_t *net)
     as_status_t status = ucx_gate_set(net->gate, admitted, count);
     for (unsigned i = 0; i < fresh_count; i++) {
         fresh[i]->state = ADMITTED;
-        if (status != AS_OK || !say(fresh[i], UCX_HELLO_ACCEPT, net->ucx_port)) {
+        if (status != AS_OK || !say_accept(fresh[i])) {
             drop_because(fresh[i], "it cannot be answered");
         }
     }
 }
 
-void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from)
+void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest)
 {
     for (ucx_list_t *at = net->half_open.next; at != &net->half_open; at = at->next) {
         ucx_socket_t *socket = UCX_LIST_OF(at, ucx_socket_t);
         if (socket->state == ADMITTED && ucx_sockaddr_is(&socket->from, from)) {
+            ucx_guest_move(&socket->guest, guest);
             ucx_socket_close(socket);
             return;
         }
@@ -199,13 +228,21 @@ static bool is_short_of_files(const ucx_socket_t *socket)
 static void take_connect(ucx_socket_t *socket, const ucx_hello_t *hello)
 {
     ucx_net_t *net = socket->net;
+    const as_net_handlers_t *handlers = &net->head.handlers;
+    if (handlers->on_knock &&
+        !handlers->on_knock(handlers->ctx, hello->credential, hello->credential_bytes)) {
+        refuse(socket, UCX_REFUSAL_DENIED); // the owner tells of it
+        drop(socket, AS_ERR_DENIED);
+        return;
+    }
     if (is_short_of_files(socket)) {
-        say(socket, UCX_HELLO_REFUSE, 0);
+        refuse(socket, UCX_REFUSAL_BUSY);
         drop_because(socket, "too many files are open here: raise their limit (ulimit -n)");
         return;
     }
     socket->from = socket->remote;
     ucx_sockaddr_set_port(&socket->from, hello->port);
+    ucx_guest_add_all(net, &socket->guest, &socket->remote, hello);
     socket->state = QUEUED;
     net->gate_is_old = true;
     ucx_port_admit(net);
@@ -231,6 +268,8 @@ static void take_accept(ucx_socket_t *socket, const ucx_hello_t *hello)
 {
     struct sockaddr_storage to = socket->remote;
     ucx_sockaddr_set_port(&to, hello->port);
+    ucx_guest_leave(socket->net, &socket->conn->guest); // of an attempt before
+    ucx_guest_add_all(socket->net, &socket->conn->guest, &to, hello);
     unreserve(socket);
     socket->state = JOINING;
     if (ucx_conn_join(socket->conn, &to, &socket->from) != AS_OK && !dial_again(socket)) {
@@ -244,11 +283,21 @@ static void take_other(ucx_socket_t *socket, const ucx_hello_t *hello)
     snprintf(why, sizeof(why), "it speaks version %u of the data port, this is %u", hello->version,
              UCX_HELLO_VERSION);
     if (is_listening_side(socket)) {
-        say(socket, UCX_HELLO_REFUSE, 0);
+        refuse(socket, UCX_REFUSAL_VERSION);
     } else {
         socket->conn->state = UCX_OPEN; // it was reached, and is not of our kind
     }
     drop_because(socket, why);
+}
+
+static void take_refuse(ucx_socket_t *socket, const ucx_hello_t *hello)
+{
+    if (hello->refusal == UCX_REFUSAL_DENIED) {
+        socket->conn->state = UCX_OPEN; // it was reached
+        drop(socket, AS_ERR_DENIED);    // the owner tells of it
+    } else {
+        drop_because(socket, "refused by the peer; see its log");
+    }
 }
 
 static void take(ucx_socket_t *socket)
@@ -268,9 +317,10 @@ static void take(ucx_socket_t *socket)
         take_connect(socket, &hello);
     } else if (socket->state == WANT_ACCEPT && hello.kind == UCX_HELLO_ACCEPT) {
         take_accept(socket, &hello);
+    } else if (socket->state == WANT_ACCEPT && hello.kind == UCX_HELLO_REFUSE) {
+        take_refuse(socket, &hello);
     } else {
-        drop_because(socket, hello.kind == UCX_HELLO_REFUSE ? "refused by the peer; see its log"
-                                                            : "a message out of turn");
+        drop_because(socket, "a message out of turn");
     }
 }
 
@@ -343,7 +393,7 @@ static void on_dialled(uv_connect_t *request, int error)
     socket->state = WANT_ACCEPT;
     if (!reserve(socket)) {
         drop_because(socket, strerror(errno));
-    } else if (!say(socket, UCX_HELLO_CONNECT, ucx_sockaddr_port(&socket->from)) ||
+    } else if (!say_connect(socket) ||
                uv_read_start((uv_stream_t *)&socket->tcp, on_buffer, on_read) != 0) {
         drop_because(socket, "it does not read");
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who may do what: tokens of connections. A store with --cluster-key admits a connection by the token
-// of its HELLO; without it everybody may do everything, as one tenant.
+// Who may do what: tokens of connections. A store with --cluster-key lets nobody connect without a good
+// token, and admits a connection by the token of its HELLO; without the key everybody may do
+// everything, as one tenant.
 //
 // A connection keeps what its token says: tenant, rights, until when. It ends when the token expires
 // or its key is taken out of the key file, unless a HELLO with another token of the same tenant came
@@ -59,14 +60,31 @@ static void deny(kvs_store_t *store, as_token_fault_t fault, uint32_t tenant)
     tell(store, what, tenant);
 }
 
-// ---- HELLO
+// ---- who comes
 
 // What the token claims, for the log: nobody has checked it.
-static uint32_t claimed_tenant(const as_wire_hello_t *hello)
+static uint32_t claimed_tenant(const void *sealed, size_t bytes)
 {
     as_token_t token = {0};
-    bool read = as_token_parse(hello->token, hello->token_bytes, &token) == AS_OK;
-    return read ? token.tenant : AS_TENANT_NONE;
+    return as_token_parse(sealed, bytes, &token) == AS_OK ? token.tenant : AS_TENANT_NONE;
+}
+
+static bool is_good(kvs_store_t *store, const void *sealed, size_t bytes, as_token_t *token_p)
+{
+    as_cluster_ring_refresh(&store->admit->ring);
+    as_token_fault_t fault =
+        as_token_check(&store->admit->ring.keys, sealed, bytes, as_token_now_s(), token_p);
+    if (fault != AS_TOKEN_GOOD) {
+        deny(store, fault, claimed_tenant(sealed, bytes));
+    }
+    return fault == AS_TOKEN_GOOD;
+}
+
+bool kvs_admit_knock(void *ctx, const void *sealed, size_t bytes)
+{
+    kvs_store_t *store = ctx;
+    as_token_t token;
+    return !store->admit || is_good(store, sealed, bytes, &token);
 }
 
 as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello)
@@ -81,18 +99,14 @@ as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello)
         return AS_OK;
     }
     as_token_t token;
-    uint64_t now_s = as_token_now_s();
-    as_cluster_ring_refresh(&store->admit->ring);
-    as_token_fault_t fault =
-        as_token_check(&store->admit->ring.keys, hello->token, hello->token_bytes, now_s, &token);
-    if (fault != AS_TOKEN_GOOD) {
-        deny(store, fault, claimed_tenant(hello));
+    if (!is_good(store, hello->token, hello->token_bytes, &token)) {
         return AS_ERR_DENIED;
     }
     if (conn->greeted && token.tenant != conn->tenant) {
         return AS_ERR_INVALID;
     }
-    uint64_t left_s = token.not_after_s - now_s;
+    uint64_t now_s = as_token_now_s();
+    uint64_t left_s = token.not_after_s > now_s ? token.not_after_s - now_s : 0;
     left_s = left_s < FOREVER_S ? left_s : FOREVER_S;
     conn->tenant = token.tenant;
     conn->rights = token.rights;

@@ -413,5 +413,5 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
 
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p)
 {
-    *handlers_p = (as_net_handlers_t){store, on_accept, on_message, on_lost};
+    *handlers_p = (as_net_handlers_t){store, on_accept, on_message, on_lost, kvs_admit_knock};
 }

@@ -205,6 +205,7 @@ void kvs_admit_free(kvs_store_t *store);
 void kvs_admit_reload(kvs_store_t *store); // of the key file
 // AS_ERR_DENIED: its token does not do, which was counted and logged. AS_ERR_INVALID: the protocol
 // forbids it.
+bool kvs_admit_knock(void *store, const void *token, size_t bytes); // before it is connected
 as_status_t kvs_admit_hello(kvs_conn_t *conn, const as_wire_hello_t *hello) AS_MUST_USE;
 // Whether its token still holds and has all these rights. AS_ERR_DENIED: it has not;
 // AS_ERR_PEER_LOST: it no longer holds, the connection is closed and may be gone.

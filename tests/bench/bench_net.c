@@ -132,7 +132,7 @@ static void peer_on_accept(void *ctx, as_conn_t *conn)
 static int peer_main(void)
 {
     static bench_t peer;
-    const as_net_handlers_t handlers = {&peer, peer_on_accept, peer_on_message, on_lost};
+    const as_net_handlers_t handlers = {&peer, peer_on_accept, peer_on_message, on_lost, NULL};
     must(as_loop_alloc_uv(&peer.loop), "loop");
     must(as_net_alloc_ucx(peer.loop, &handlers, &peer.net), "net");
     must(as_net_listen(peer.net, "127.0.0.1:0"), "listen");
@@ -405,7 +405,7 @@ static int client_main(double seconds)
     }
     close(out[1]);
     static bench_t bench;
-    const as_net_handlers_t handlers = {&bench, peer_on_accept, client_on_message, on_lost};
+    const as_net_handlers_t handlers = {&bench, peer_on_accept, client_on_message, on_lost, NULL};
     must(as_loop_alloc_uv(&bench.loop), "loop");
     must(as_net_alloc_ucx(bench.loop, &handlers, &bench.net), "net");
     bench.memory = aligned_alloc(4096, IN_FLIGHT * BYTES_MAX);

@@ -2,8 +2,9 @@
 """Strangers at the ports of a real store and a real worker: bytes of other protocols, none, too slow, too many at once.
 
 Every port that the process listens on gets them, as /proc/net/tcp names them, and among them the port that UCX opens
-by itself. Only frames that begin with UCX's own magic are left out: those it trusts (docs/operating.md). UCX's listener
-is behind a gate in the kernel: nobody who was not admitted at the data port gets as far as a connection.
+by itself. UCX's listener is behind a gate in the kernel: nobody who was not admitted at the data port gets as far as a
+connection. Nor does anybody from another host than an admitted peer's at the ports that UCX opens on interfaces; from
+such a host frames that begin with UCX's own magic are left out: those it trusts (docs/operating.md).
 """
 import glob
 import os
@@ -21,7 +22,7 @@ from harness import BIN, Cluster, ask, wait_until
 LISTENING = "0A"
 LOOPBACK = ("0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F")  # as the kernel writes them
 UCX_MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
-HELLO = b"ASNH\x01\x00"
+HELLO = b"ASNH\x02\x00"
 CROWD = 300
 
 
@@ -49,9 +50,9 @@ def listening(process):
     return found
 
 
-def is_gated(port):
+def is_gated(port, source="127.0.0.1"):
     try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        socket.create_connection(("127.0.0.1", port), timeout=1, source_address=(source, 0)).close()
     except TimeoutError:
         return True
     return False
@@ -101,7 +102,7 @@ def garbage():
     yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(512)
     yield HELLO + b"\x01\x00" + b"\xff" * 8
     yield HELLO + bytes(9000)
-    yield b"ASNH\x02\x00" + bytes(64)
+    yield b"ASNH\x03\x00" + bytes(64)
     yield HELLO + b"\x01\x00" + bytes(7)
     for length in (1, 2, 7, 8, 9, 16, 17, 63, 64, 65, 255, 1024, 9000, 70000):
         yield bytes(length)
@@ -133,9 +134,62 @@ def test_garbage_on_every_port_harms_nobody(world, prompt):
     serves(world, prompt, "after")
     log = store.log_text()
     assert "data port: connection from 127.0.0.1" in log
-    for reason in ("what it sent is not of this protocol", "closed without a word", "it speaks version 2",
+    for reason in ("what it sent is not of this protocol", "closed without a word", "it speaks version 3",
                    "it left in mid hello"):
         assert reason in log, reason
+
+
+def unannounced(process):
+    """The ports that UCX opened by itself."""
+    return {port for _, port in listening(process)} - {int(address.rsplit(":", 1)[1])
+                                                       for address in process.address.values()}
+
+
+def connect_hello(credential=b""):
+    """The hello of a peer on this host; the parser's own test holds it against the C."""
+    head = HELLO + struct.pack("<HHHHH", 1, 9, 0, len(credential), 0) + credential
+    return head + struct.pack("<I", crc32c(head))
+
+
+def crc32c(data):
+    value = 0xFFFFFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+    return value ^ 0xFFFFFFFF
+
+
+def test_ports_of_ucx_are_shut_to_hosts_without_a_peer(world, prompt):
+    serves(world, prompt, "before")
+    for process in (world.stores[0], world.workers[0]):
+        assert unannounced(process), "UCX's own port"
+        for port in unannounced(process):
+            assert is_gated(port, "127.0.0.2"), process.program
+    # Who says hello is a peer's host from then on: without a cluster key everybody may.
+    store = world.stores[0]
+    with socket.create_connection(("127.0.0.1", data_port(store)), 10, ("127.0.0.2", 0)) as peer:
+        peer.sendall(connect_hello())
+        assert peer.recv(6) == HELLO
+        assert [port for port in unannounced(store) if not is_gated(port, "127.0.0.2")]
+    wait_until(lambda: all(is_gated(port, "127.0.0.2") for port in unannounced(store)), 20, "it has left")
+    serves(world, prompt, "after")
+
+
+def test_who_has_no_token_reaches_no_port_of_ucx(tmp_path):
+    key = tmp_path / "cluster.key"
+    subprocess.run([os.path.join(BIN, "assay"), "token", "key", str(key)], check=True, timeout=60)
+    with Cluster(tmp_path, stores=1, workers=0, scheduler=False, store_options=[f"--cluster-key={key}"]) as alone:
+        store = alone.stores[0]
+        for credential in (b"", bytes(72), b"ASTK\x01\x00\x03\x00" + bytes(64), b"x" * 128):
+            with socket.create_connection(("127.0.0.1", data_port(store)), 10) as peer:
+                peer.sendall(connect_hello(credential))
+                kind, refusal = struct.unpack("<HH", peer.recv(64)[6:10])
+                assert (kind, refusal) == (3, 2), "refused: denied"
+            for port in unannounced(store):
+                assert is_gated(port), credential
+        assert store.child.poll() is None
+        assert "denied: a client of tenant" in store.log_text()
 
 
 def test_64_zero_bytes_do_not_end_a_store_that_is_alone(tmp_path):

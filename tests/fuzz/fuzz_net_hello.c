@@ -23,13 +23,13 @@ static void parse(const uint8_t *data, size_t bytes)
         memcpy(input, data, bytes);
     }
     ucx_hello_parsed_t parsed = ucx_hello_parse(input, bytes, &hello);
-    check(parsed != UCX_HELLO_PART || bytes < UCX_HELLO_BYTES);
+    check(parsed != UCX_HELLO_PART || bytes < UCX_HELLO_BYTES_MAX);
     if (parsed == UCX_HELLO_WHOLE) {
-        unsigned char again[UCX_HELLO_BYTES];
-        check(bytes == UCX_HELLO_BYTES);
+        unsigned char again[UCX_HELLO_BYTES_MAX];
         check(hello.kind >= UCX_HELLO_CONNECT && hello.kind <= UCX_HELLO_REFUSE);
         check((hello.port == 0) == (hello.kind == UCX_HELLO_REFUSE));
-        ucx_hello_write(hello.kind, hello.port, again);
+        check(hello.host_count <= UCX_HELLO_HOSTS_MAX);
+        check(ucx_hello_write(&hello, again) == bytes);
         check(memcmp(again, input, bytes) == 0);
         for (size_t cut = 0; cut < bytes; cut++) {
             check(ucx_hello_parse(input, cut, &hello) == UCX_HELLO_PART);
@@ -41,12 +41,12 @@ static void parse(const uint8_t *data, size_t bytes)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     parse(data, bytes);
-    if (bytes >= UCX_HELLO_BYTES) {
-        uint8_t summed[UCX_HELLO_BYTES];
-        memcpy(summed, data, sizeof(summed));
-        uint32_t crc = as_crc32c(0, data, sizeof(summed) - 4);
-        memcpy(summed + sizeof(summed) - 4, &crc, 4);
-        parse(summed, sizeof(summed));
+    if (bytes >= UCX_HELLO_HEAD_BYTES + 4 && bytes <= UCX_HELLO_BYTES_MAX) {
+        uint8_t summed[UCX_HELLO_BYTES_MAX];
+        memcpy(summed, data, bytes);
+        uint32_t crc = as_crc32c(0, data, bytes - 4);
+        memcpy(summed + bytes - 4, &crc, 4);
+        parse(summed, bytes);
     }
     return 0;
 }

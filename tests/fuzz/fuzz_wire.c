@@ -191,7 +191,7 @@ static void begin(attack_t *attack, const uint8_t *data, size_t bytes)
 {
     memset(attack, 0, sizeof(*attack));
     attack->input = (input_t){data, bytes};
-    const as_net_handlers_t handlers = {attack, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {attack, on_accept, on_message, on_lost, NULL};
     as_status_t status = as_shared_alloc(&attack->stage, 4096);
     AS_ASSERT(status == AS_OK);
     status = as_loop_alloc_sim(&attack->loop);

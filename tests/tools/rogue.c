@@ -446,7 +446,7 @@ static void on_deadline(void *ctx)
 
 static bool connect_to(rogue_t *rogue, const char *address)
 {
-    const as_net_handlers_t handlers = {rogue, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {rogue, on_accept, on_message, on_lost, NULL};
     as_timer_t *deadline;
     if (as_loop_alloc_uv(&rogue->loop) != AS_OK ||
         as_timer_alloc(rogue->loop, on_deadline, rogue, &deadline) != AS_OK ||

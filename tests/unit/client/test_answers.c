@@ -71,7 +71,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
 static int begin(void **state)
 {
     (void)state;
-    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost, NULL};
     for (size_t i = 0; i < sizeof(extent); i++) {
         extent[i] = (uint8_t)(i * 7 + (i >> 9));
     }

@@ -111,7 +111,7 @@ static int begin(void **state)
     }
     begin_sim();
     for (uint32_t i = 0; i < STORES; i++) {
-        const as_net_handlers_t handlers = {&scripts[i], on_accept, on_message, on_lost};
+        const as_net_handlers_t handlers = {&scripts[i], on_accept, on_message, on_lost, NULL};
         char name[16], address[24];
         snprintf(name, sizeof(name), "store%u", i);
         snprintf(address, sizeof(address), "store%u:0", i);

@@ -109,7 +109,7 @@ static inline void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
 static inline void client_init(client_t *client, as_loop_t *loop)
 {
     memset(client, 0, sizeof(*client));
-    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost, NULL};
     client->loop = loop;
     if (!loop) {
         assert_int_equal(as_loop_alloc_uv(&client->loop), AS_OK);

@@ -150,7 +150,7 @@ static void peer_on_lost(void *ctx, as_conn_t *conn, as_status_t status)
 static int peer_main(void)
 {
     peer_state_t peer = {0};
-    const as_net_handlers_t handlers = {&peer, peer_on_accept, peer_on_message, peer_on_lost};
+    const as_net_handlers_t handlers = {&peer, peer_on_accept, peer_on_message, peer_on_lost, NULL};
     if (as_loop_alloc_uv(&peer.loop) != AS_OK ||
         as_net_alloc_ucx(peer.loop, &handlers, &peer.net) != AS_OK ||
         as_net_listen(peer.net, "127.0.0.1:0") != AS_OK ||

@@ -100,7 +100,7 @@ static void on_lost(void *ctx, as_conn_t *conn, as_status_t status)
 
 static void node_init(world_t *world, node_t *node, const char *name)
 {
-    const as_net_handlers_t handlers = {node, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {node, on_accept, on_message, on_lost, NULL};
     assert_int_equal(as_net_alloc_sim(world->sim, name, &handlers, &node->net), AS_OK);
 }
 

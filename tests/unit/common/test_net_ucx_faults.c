@@ -302,7 +302,7 @@ static void bytes_of_another_protocol_do_no_harm(void **state)
 static void every_failed_allocation_is_an_error_and_leaves_nothing_behind(void **state)
 {
     client_t *client = *state;
-    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {client, on_accept, on_message, on_lost, NULL};
     unsigned failures = 0;
     for (uint64_t n = 1;; n++) {
         as_net_t *net = NULL;

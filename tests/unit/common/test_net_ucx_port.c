@@ -12,51 +12,77 @@
 
 // ---- hellos
 
+static ucx_hello_t connect_hello(unsigned hosts, unsigned credential_bytes)
+{
+    ucx_hello_t hello = {.version = UCX_HELLO_VERSION,
+                         .kind = UCX_HELLO_CONNECT,
+                         .port = 9,
+                         .host_count = (uint16_t)hosts,
+                         .credential_bytes = (uint16_t)credential_bytes};
+    for (unsigned i = 0; i < hosts; i++) {
+        memset(&hello.hosts[i], (int)i + 1, sizeof(hello.hosts[i]));
+    }
+    memset(hello.credential, 'c', credential_bytes);
+    return hello;
+}
+
 static void a_hello_is_read_as_it_was_written(void **state)
 {
     (void)state;
-    static const ucx_hello_t hellos[] = {{UCX_HELLO_VERSION, UCX_HELLO_CONNECT, 1},
-                                         {UCX_HELLO_VERSION, UCX_HELLO_ACCEPT, 65535},
-                                         {UCX_HELLO_VERSION, UCX_HELLO_REFUSE, 0}};
-    unsigned char bytes[UCX_HELLO_BYTES + 1] = {0};
+    const ucx_hello_t hellos[] = {
+        connect_hello(0, 0),
+        connect_hello(UCX_HELLO_HOSTS_MAX, AS_NET_CREDENTIAL_BYTES_MAX),
+        {UCX_HELLO_VERSION, UCX_HELLO_ACCEPT, 65535, 0, 1, 0, {{{{7}}}}, {0}},
+        {UCX_HELLO_VERSION, UCX_HELLO_REFUSE, 0, UCX_REFUSAL_DENIED, 0, 0, {{{{0}}}}, {0}}};
+    unsigned char bytes[UCX_HELLO_BYTES_MAX + 1] = {0};
     ucx_hello_t hello;
-    for (unsigned i = 0; i < 3; i++) {
-        ucx_hello_write(hellos[i].kind, hellos[i].port, bytes);
-        assert_int_equal(ucx_hello_parse(bytes, UCX_HELLO_BYTES, &hello), UCX_HELLO_WHOLE);
+    for (unsigned i = 0; i < sizeof(hellos) / sizeof(hellos[0]); i++) {
+        size_t count = ucx_hello_write(&hellos[i], bytes);
+        assert_in_range(count, UCX_HELLO_HEAD_BYTES + 4, UCX_HELLO_BYTES_MAX);
+        assert_int_equal(ucx_hello_parse(bytes, count, &hello), UCX_HELLO_WHOLE);
         assert_memory_equal(&hello, &hellos[i], sizeof(hello));
-        for (size_t cut = 0; cut < UCX_HELLO_BYTES; cut++) {
+        for (size_t cut = 0; cut < count; cut++) {
             assert_int_equal(ucx_hello_parse(bytes, cut, &hello), UCX_HELLO_PART);
         }
-        assert_int_equal(ucx_hello_parse(bytes, UCX_HELLO_BYTES + 1, &hello), UCX_HELLO_BROKEN);
+        assert_int_equal(ucx_hello_parse(bytes, count + 1, &hello), UCX_HELLO_BROKEN);
     }
 }
 
 static void no_flipped_bit_of_a_hello_goes_unseen(void **state)
 {
     (void)state;
-    unsigned char bytes[UCX_HELLO_BYTES];
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    const ucx_hello_t written = connect_hello(2, 72);
     ucx_hello_t hello;
-    ucx_hello_write(UCX_HELLO_CONNECT, 4660, bytes);
-    for (size_t bit = 0; bit < UCX_HELLO_BYTES * 8; bit++) {
+    size_t count = ucx_hello_write(&written, bytes);
+    for (size_t bit = 0; bit < count * 8; bit++) {
         bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
-        assert_int_not_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_WHOLE);
+        assert_int_not_equal(ucx_hello_parse(bytes, count, &hello), UCX_HELLO_WHOLE);
         bytes[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
-    assert_int_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_WHOLE);
+    assert_int_equal(ucx_hello_parse(bytes, count, &hello), UCX_HELLO_WHOLE);
 }
 
-static void a_kind_or_port_that_cannot_be_is_broken(void **state)
+static void what_cannot_be_said_is_broken(void **state)
 {
     (void)state;
-    static const struct {
-        uint16_t kind;
-        uint16_t port;
-    } heads[] = {{0, 4}, {4, 4}, {UCX_HELLO_CONNECT, 0}, {UCX_HELLO_ACCEPT, 0}, {3, 1}};
-    unsigned char bytes[UCX_HELLO_BYTES];
+    ucx_hello_t hellos[] = {connect_hello(0, 0), connect_hello(0, 0), connect_hello(0, 0),
+                            connect_hello(0, 0), connect_hello(1, 0), connect_hello(0, 1),
+                            connect_hello(0, 0), connect_hello(0, 0)};
+    hellos[0].kind = 0;
+    hellos[1].kind = UCX_HELLO_REFUSE + 1;
+    hellos[2].port = 0;
+    hellos[3].kind = UCX_HELLO_ACCEPT;
+    hellos[3].port = 0;
+    hellos[4].kind = hellos[6].kind = hellos[7].kind = UCX_HELLO_REFUSE;
+    hellos[4].refusal = UCX_REFUSAL_BUSY; // with a host
+    hellos[5].kind = UCX_HELLO_ACCEPT;    // with a credential
+    hellos[7].refusal = UCX_REFUSAL_VERSION + 1;
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
     ucx_hello_t hello;
-    for (unsigned i = 0; i < sizeof(heads) / sizeof(heads[0]); i++) {
-        ucx_hello_write(heads[i].kind, heads[i].port, bytes);
-        assert_int_equal(ucx_hello_parse(bytes, sizeof(bytes), &hello), UCX_HELLO_BROKEN);
+    for (unsigned i = 0; i < sizeof(hellos) / sizeof(hellos[0]); i++) {
+        size_t count = ucx_hello_write(&hellos[i], bytes);
+        assert_int_equal(ucx_hello_parse(bytes, count, &hello), UCX_HELLO_BROKEN);
     }
 }
 
@@ -129,23 +155,23 @@ static void whatever_a_stranger_sends_only_closes_its_connection(void **state)
 {
     client_t *client = *state;
     warm_up(client);
-    unsigned char bytes[300];
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    const ucx_hello_t good = connect_hello(1, 20);
     unsigned seed = 1;
     for (unsigned i = 0; i < 200; i++) {
-        size_t count = i % 2 ? UCX_HELLO_BYTES : 1 + (size_t)rand_r(&seed) % sizeof(bytes);
+        size_t count = i % 2 ? UCX_HELLO_HEAD_BYTES : 1 + (size_t)rand_r(&seed) % sizeof(bytes);
         memset(bytes, 0, sizeof(bytes)); // zeros, which UCX's own listener takes for a length
         if (i % 5 == 1) {
             for (size_t k = 0; k < count; k++) {
                 bytes[k] = (unsigned char)rand_r(&seed);
             }
         } else if (i % 5 == 2) {
-            ucx_hello_write(UCX_HELLO_CONNECT + i % 3, (uint16_t)(i % 3 < 2 ? 9 : 0), bytes);
-            bytes[i % UCX_HELLO_BYTES] ^= (unsigned char)(1 + (unsigned)rand_r(&seed) % 255);
+            count = ucx_hello_write(&good, bytes);
+            bytes[i % count] ^= (unsigned char)(1 + (unsigned)rand_r(&seed) % 255);
         } else if (i % 5 == 3) { // the magic of UCX's own transport
             memcpy(bytes, "\x78\x56\x34\x12\xbe\xba\xfe\xca", 8);
         } else if (i % 5 == 4) {
-            ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
-            count = i % UCX_HELLO_BYTES;
+            count = i % ucx_hello_write(&good, bytes);
         }
         int fd = knock(client);
         assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
@@ -159,11 +185,12 @@ static void whatever_a_stranger_sends_only_closes_its_connection(void **state)
 static void a_peer_of_another_version_is_told_ours(void **state)
 {
     client_t *client = *state;
-    unsigned char bytes[UCX_HELLO_BYTES];
-    ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    const ucx_hello_t hello = connect_hello(0, 0);
+    size_t count = ucx_hello_write(&hello, bytes);
     bytes[4] = UCX_HELLO_VERSION + 1;
     int fd = knock(client);
-    assert_int_equal(send(fd, bytes, sizeof(bytes), MSG_NOSIGNAL), sizeof(bytes));
+    assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
     assert_true(is_shut(fd));
     warm_up(client);
 }
@@ -213,19 +240,23 @@ static void answer_with(client_t *client, const void *bytes, size_t count)
 static void a_listener_of_another_kind_is_no_peer(void **state)
 {
     client_t *client = *state;
-    unsigned char bytes[UCX_HELLO_BYTES];
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    ucx_hello_t hello = connect_hello(0, 0);
     answer_with(client, "HTTP/1.1 400 Bad Request\r\n\r\n", 28);
     assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
     answer_with(client, "", 0);
     assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
-    ucx_hello_write(UCX_HELLO_CONNECT, 9, bytes);
-    answer_with(client, bytes, sizeof(bytes));
+    answer_with(client, bytes, ucx_hello_write(&hello, bytes));
     assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
-    ucx_hello_write(UCX_HELLO_REFUSE, 0, bytes);
-    answer_with(client, bytes, sizeof(bytes));
+    hello = (ucx_hello_t){.kind = UCX_HELLO_REFUSE, .refusal = UCX_REFUSAL_BUSY};
+    answer_with(client, bytes, ucx_hello_write(&hello, bytes));
     assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    hello.refusal = UCX_REFUSAL_DENIED;
+    answer_with(client, bytes, ucx_hello_write(&hello, bytes));
+    assert_int_equal(client->lost_status, AS_ERR_DENIED);
+    size_t count = ucx_hello_write(&hello, bytes);
     bytes[4] = UCX_HELLO_VERSION + 1;
-    answer_with(client, bytes, sizeof(bytes));
+    answer_with(client, bytes, count);
     assert_int_equal(client->lost_status, AS_ERR_PROTOCOL); // it was reached
     as_net_close(client->conn);
     assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
@@ -283,7 +314,7 @@ static void crowd_init(crowd_t *crowd, client_t *client)
 {
     memset(crowd, 0, sizeof(*crowd));
     crowd->client = client;
-    const as_net_handlers_t handlers = {crowd, crowd_accept, crowd_message, crowd_lost};
+    const as_net_handlers_t handlers = {crowd, crowd_accept, crowd_message, crowd_lost, NULL};
     assert_int_equal(as_net_alloc_ucx(client->loop, &handlers, &crowd->net), AS_OK);
 }
 
@@ -358,6 +389,200 @@ static void a_listening_peer_keeps_nothing_of_connections_that_ended(void **stat
     client_fini(&server, false);
 }
 
+// ---- UCX's own ports
+
+static int door_of(const as_net_t *net, struct sockaddr_storage *address)
+{
+    const ucx_net_t *ucx = (const ucx_net_t *)net;
+    socklen_t bytes = sizeof(*address);
+    for (unsigned i = 0; i < ucx->doors.count; i++) {
+        assert_int_equal(
+            getsockname(ucx->doors.fds[i], (struct sockaddr *)address, &bytes), 0);
+        const struct sockaddr_in *in4 = (const struct sockaddr_in *)address;
+        if (in4->sin_family == AF_INET && in4->sin_addr.s_addr == htonl(INADDR_LOOPBACK)) {
+            return ucx->doors.fds[i];
+        }
+    }
+    return -1;
+}
+
+// Whether a connection from that host of loopback comes about.
+static bool is_let_in(uint32_t host, const struct sockaddr_storage *to)
+{
+    const struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(host)};
+    const struct timeval patience = {.tv_usec = 100000};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&from, sizeof(from)), 0);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    bool in = connect(fd, (const struct sockaddr *)to, sizeof(struct sockaddr_in)) == 0;
+    assert_true(in || errno == EINPROGRESS);
+    close(fd);
+    return in;
+}
+
+static struct in6_addr loopback(uint32_t host)
+{
+    struct sockaddr_storage address = {.ss_family = AF_INET};
+    struct in6_addr mapped;
+    ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(host);
+    ucx_sockaddr_host(&address, &mapped);
+    return mapped;
+}
+
+static void ports_of_ucx_let_in_hosts_of_peers_only(void **state)
+{
+    client_t *client = *state;
+    struct sockaddr_storage door;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_true(door_of(server.net, &door) >= 0);
+    assert_false(is_let_in(INADDR_LOOPBACK, &door));
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, server.received == 1);
+    assert_true(is_let_in(INADDR_LOOPBACK, &door));
+    assert_false(is_let_in(INADDR_LOOPBACK + 1, &door));
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    RUN_UNTIL(client, server.lost == 1);
+    for (unsigned i = 0; i < 100 && is_let_in(INADDR_LOOPBACK, &door); i++) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_false(is_let_in(INADDR_LOOPBACK, &door));
+    warm_up(client);
+    client_fini(&server, false);
+}
+
+// As behind a firewall. Which side connects to the other's port is UCX's choice by their numbers.
+static void a_peer_whose_own_port_is_out_of_reach_stalls_nobody(void **state)
+{
+    client_t *client = *state;
+    crowd_t crowds[8];
+    warm_up(client);
+    for (unsigned i = 0; i < 8; i++) {
+        crowd_init(&crowds[i], client);
+        ucx_doors_t *doors = &((ucx_net_t *)crowds[i].net)->doors;
+        assert_true(doors->count > 0);
+        doors->count = 0; // shut, and not to be opened
+        crowd_connect(&crowds[i], 0);
+        crowd_ask(&crowds[i], 0);
+    }
+    uint64_t before_us = as_loop_now_us(client->loop);
+    unsigned answered = 0;
+    while (as_loop_now_us(client->loop) - before_us < 1000000) {
+        as_loop_run_once(client->loop, false);
+    }
+    for (unsigned i = 0; i < 8; i++) {
+        answered += crowds[i].received;
+    }
+    assert_in_range(answered, 0, 7); // else nothing is tried here
+    warm_up(client);
+    assert_true(as_loop_now_us(client->loop) - before_us < 3000000);
+    for (unsigned i = 0; i < 8; i++) {
+        as_net_free(crowds[i].net);
+    }
+    warm_up(client);
+}
+
+static void more_hosts_than_a_filter_takes_open_the_ports(void **state)
+{
+    client_t *client = *state;
+    ucx_net_t *net = (ucx_net_t *)client->net;
+    struct sockaddr_storage door;
+    assert_true(door_of(client->net, &door) >= 0);
+    warm_up(client);
+    static ucx_guest_t guests[UCX_HOSTS_MAX + 1];
+    memset(guests, 0, sizeof(guests));
+    const unsigned room = UCX_HOSTS_MAX - UCX_GUEST_HOSTS_MAX; // beside the peer's
+    for (unsigned i = 0; i < room; i++) {
+        const struct in6_addr host = loopback(INADDR_LOOPBACK + 10 + i);
+        ucx_guest_add(net, &guests[i], &host);
+    }
+    ucx_doors_update(net);
+    assert_true(is_let_in(INADDR_LOOPBACK + 10 + room - 1, &door));
+    assert_false(is_let_in(INADDR_LOOPBACK + 10 + room + 9, &door));
+    for (unsigned i = room; i <= UCX_HOSTS_MAX; i++) {
+        const struct in6_addr host = loopback(INADDR_LOOPBACK + 10 + i);
+        ucx_guest_add(net, &guests[i], &host);
+    }
+    ucx_doors_update(net);
+    assert_true(is_let_in(INADDR_LOOPBACK + 10 + UCX_HOSTS_MAX + 9, &door));
+    for (unsigned i = 0; i <= UCX_HOSTS_MAX; i++) {
+        ucx_guest_leave(net, &guests[i]);
+    }
+    ucx_doors_update(net);
+    assert_false(is_let_in(INADDR_LOOPBACK + 10, &door));
+    warm_up(client);
+}
+
+static void hosts_of_ipv6_are_told_apart(void **state)
+{
+    (void)state;
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    socklen_t bytes = sizeof(at);
+    int listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, bytes) != 0) {
+        close(listener);
+        skip(); // a machine without IPv6
+    }
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &bytes), 0);
+    const struct in6_addr other = {{{0xfd, [15] = 1}}};
+    const struct in6_addr hosts[] = {other, at.sin6_addr};
+    for (unsigned i = 1; i <= 2; i++) {
+        const struct timeval patience = {.tv_usec = 100000};
+        int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+        assert_int_equal(ucx_gate_set_hosts(listener, hosts, i), AS_OK);
+        assert_int_equal(connect(fd, (struct sockaddr *)&at, bytes) == 0, i == 2);
+        close(fd);
+    }
+    close(listener);
+}
+
+// ---- credentials
+
+static bool knock_is_right(void *ctx, const void *credential, size_t bytes)
+{
+    (void)ctx;
+    return bytes == 4 && memcmp(credential, "good", 4) == 0;
+}
+
+static void who_shows_no_good_credential_is_let_in_nowhere(void **state)
+{
+    client_t *client = *state;
+    struct sockaddr_storage door;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    server.net->handlers.on_knock = knock_is_right;
+    assert_true(door_of(server.net, &door) >= 0);
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    static const char *const shown[] = {"", "bad!", "good"};
+    for (unsigned i = 0; i < 3; i++) {
+        as_net_set_credential(client->net, shown[i], strlen(shown[i]));
+        as_net_close(client->conn);
+        assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn),
+                         AS_OK);
+        assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, NULL, 0), AS_OK);
+        unsigned lost = client->lost;
+        RUN_UNTIL(client, client->lost == lost + 1 || server.received == 1);
+        assert_int_equal(server.received, i == 2);
+        if (i < 2) {
+            assert_int_equal(client->lost_status, AS_ERR_DENIED);
+            assert_false(is_let_in(INADDR_LOOPBACK, &door));
+        }
+    }
+    as_net_set_credential(client->net, "", 0);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+    client_fini(&server, false);
+}
+
 int main(int argc, char **argv)
 {
     pattern(); // made before there are threads
@@ -367,12 +592,17 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hello_is_read_as_it_was_written),
         cmocka_unit_test(no_flipped_bit_of_a_hello_goes_unseen),
-        cmocka_unit_test(a_kind_or_port_that_cannot_be_is_broken),
+        cmocka_unit_test(what_cannot_be_said_is_broken),
         cmocka_unit_test(a_gate_stands_before_its_own_address),
         NET_TEST(whatever_a_stranger_sends_only_closes_its_connection),
         NET_TEST(a_peer_of_another_version_is_told_ours),
         NET_TEST(strangers_who_say_nothing_do_not_keep_peers_out),
         NET_TEST(a_listener_of_another_kind_is_no_peer),
+        NET_TEST(ports_of_ucx_let_in_hosts_of_peers_only),
+        NET_TEST(a_peer_whose_own_port_is_out_of_reach_stalls_nobody),
+        NET_TEST(more_hosts_than_a_filter_takes_open_the_ports),
+        cmocka_unit_test(hosts_of_ipv6_are_told_apart),
+        NET_TEST(who_shows_no_good_credential_is_let_in_nowhere),
         NET_TEST(connections_of_two_nets_made_at_once_are_told_apart),
         NET_TEST(connections_given_up_half_way_do_not_confuse_later_ones),
         NET_TEST(a_listening_peer_keeps_nothing_of_connections_that_ended),

@@ -151,7 +151,7 @@ static inline kvs_store_options_t defaults(void)
 static inline int begin(void **state)
 {
     (void)state;
-    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost, NULL};
     answers = lost = 0;
     conn = NULL;
     if (as_loop_alloc_sim(&loop) != AS_OK || as_sim_alloc(loop, 1, &sim) != AS_OK ||

@@ -124,7 +124,7 @@ static void say(client_t *client, const void *header, size_t bytes, const void *
 static int begin(void **state)
 {
     (void)state;
-    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost};
+    const as_net_handlers_t handlers = {NULL, on_accept, on_message, on_lost, NULL};
     temporary_folder_make(folder);
     snprintf(key_file, sizeof(key_file), "%s/keys", folder);
     temporary_file_write(key_file, KEY_A);
