@@ -19,7 +19,7 @@
 // Header of one message. Small, since a header travels in one fragment of the narrowest transport
 // and is copied; arrays (keys, statuses, checksums) belong into the payload, which has no such
 // limit.
-#define AS_NET_HEADER_BYTES_MAX 1280u
+#define AS_NET_HEADER_BYTES_MAX     1280u
 #define AS_NET_RKEY_BYTES_MAX       512u // one packed remote key
 #define AS_NET_CREDENTIAL_BYTES_MAX 128u
 

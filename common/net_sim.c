@@ -141,7 +141,8 @@ as_status_t as_net_alloc_sim(as_sim_t *sim, const char *name, const as_net_handl
     if (!net) {
         return AS_ERR_NO_MEMORY;
     }
-    net->head = (as_net_t){.magic = AS_NET_MAGIC, .ops = &sim_ops, .loop = sim->loop, .handlers = *handlers};
+    net->head = (as_net_t){
+        .magic = AS_NET_MAGIC, .ops = &sim_ops, .loop = sim->loop, .handlers = *handlers};
     net->sim = sim;
     net->id = sim->id_next++;
     snprintf(net->name, sizeof(net->name), "%s", name);

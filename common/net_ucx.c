@@ -295,7 +295,11 @@ static as_status_t net_start_worker(ucx_net_t *net)
 {
     const ucp_worker_params_t params = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
                                         .thread_mode = UCS_THREAD_MODE_SINGLE};
-    ucx_before_t *before = ucx_doors_before();
+    ucx_before_t *before;
+    as_status_t status = ucx_doors_before(&before);
+    if (status != AS_OK) {
+        return status;
+    }
     ucs_status_t ucs = ucp_worker_create(net->context, &params, &net->worker);
     if (ucs != UCS_OK) {
         as_mem_free(before);
@@ -305,7 +309,7 @@ static as_status_t net_start_worker(ucx_net_t *net)
     ucx_doors_find(net, before);
     ucp_worker_attr_t attr = {.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER};
     ucs = ucp_worker_query(net->worker, &attr);
-    as_status_t status = ucs == UCS_OK ? ucx_msg_register(net) : ucx_status(ucs);
+    status = ucs == UCS_OK ? ucx_msg_register(net) : ucx_status(ucs);
     if (status == AS_OK && attr.max_am_header < AS_NET_HEADER_BYTES_MAX) {
         AS_ERROR("net", "a transport takes headers of %zu bytes only, %u are needed",
                  attr.max_am_header, AS_NET_HEADER_BYTES_MAX);
@@ -327,7 +331,8 @@ as_status_t as_net_alloc_ucx(as_loop_t *loop, const as_net_handlers_t *handlers,
     if (!net) {
         return AS_ERR_NO_MEMORY;
     }
-    net->head = (as_net_t){.magic = AS_NET_MAGIC, .ops = &ucx_ops, .loop = loop, .handlers = *handlers};
+    net->head =
+        (as_net_t){.magic = AS_NET_MAGIC, .ops = &ucx_ops, .loop = loop, .handlers = *handlers};
     ucx_list_init(&net->living);
     ucx_list_init(&net->dying);
     ucx_list_init(&net->inflight);

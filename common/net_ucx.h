@@ -44,7 +44,7 @@ struct uv_stream_s;
 #define UCX_DOORS_MAX        64u     // ports of UCX's own, one an interface
 #define UCX_HOSTS_MAX        500u    // that may come to them
 #define UCX_GUEST_HOSTS_MAX  (UCX_HELLO_HOSTS_MAX + 1u)
-#define UCX_EP_BUCKETS       1024u   // hash of connections by endpoint; a power of two
+#define UCX_EP_BUCKETS       1024u // hash of connections by endpoint; a power of two
 
 enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2, UCX_AM_BATCH = 3 };
 
@@ -230,7 +230,7 @@ void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 
 // net_ucx_doors.c: UCX's ports on interfaces, and the hosts that may come to them.
 int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
-ucx_before_t *ucx_doors_before(void); // to be called before the worker is made; NULL: no memory
+as_status_t ucx_doors_before(ucx_before_t **before_p) AS_MUST_USE; // the worker is made
 void ucx_doors_find(ucx_net_t *net, ucx_before_t *before); // after; takes `before`
 void ucx_doors_update(ucx_net_t *net);
 void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *host);

@@ -85,17 +85,19 @@ struct ucx_before {
 };
 
 // Of each descriptor the inode: its number may be another's by then.
-ucx_before_t *ucx_doors_before(void)
+as_status_t ucx_doors_before(ucx_before_t **before_p)
 {
     int fds[FDS_MAX];
     ucx_before_t *before = as_mem_alloc(sizeof(*before));
-    if (before) {
-        before->count = listening(fds);
-        for (unsigned i = 0; i < before->count && before->count <= FDS_MAX; i++) {
-            before->inodes[i] = inode(fds[i]);
-        }
+    if (!before) {
+        return AS_ERR_NO_MEMORY;
     }
-    return before;
+    before->count = listening(fds);
+    for (unsigned i = 0; i < before->count && before->count <= FDS_MAX; i++) {
+        before->inodes[i] = inode(fds[i]);
+    }
+    *before_p = before;
+    return AS_OK;
 }
 
 static bool was_there(const ucx_before_t *before, int fd)
@@ -126,7 +128,7 @@ void ucx_doors_find(ucx_net_t *net, ucx_before_t *before)
     ucp_address_t *address = NULL;
     size_t bytes = 0;
     unsigned count = listening(fds);
-    bool told = before && before->count <= FDS_MAX && count <= FDS_MAX &&
+    bool told = before->count <= FDS_MAX && count <= FDS_MAX &&
                 ucp_worker_get_address(net->worker, &address, &bytes) == UCS_OK;
     for (unsigned i = 0; i < count && told && doors->count < UCX_DOORS_MAX; i++) {
         if (!was_there(before, fds[i]) && names_port(address, bytes, fds[i])) {
@@ -232,8 +234,9 @@ void ucx_doors_update(ucx_net_t *net)
         ucx_gate_open(doors->fds[i]);
     }
     if (!fits && !doors->open) {
-        AS_WARN("net", "%u hosts are connected, more than the kernel's filter takes: UCX's own "
-                       "ports are open to every host",
+        AS_WARN("net",
+                "%u hosts are connected, more than the kernel's filter takes: UCX's own "
+                "ports are open to every host",
                 count + doors->unlisted);
     }
     doors->open = !fits;
@@ -244,8 +247,8 @@ void ucx_doors_update(ucx_net_t *net)
 static bool is_used(const struct ifaddrs *at)
 {
     const char *devices = getenv("UCX_NET_DEVICES");
-    bool is_ip = at->ifa_addr && (at->ifa_addr->sa_family == AF_INET ||
-                                  at->ifa_addr->sa_family == AF_INET6);
+    bool is_ip =
+        at->ifa_addr && (at->ifa_addr->sa_family == AF_INET || at->ifa_addr->sa_family == AF_INET6);
     return is_ip && (at->ifa_flags & IFF_UP) && !(at->ifa_flags & IFF_LOOPBACK) &&
            (!devices || strcmp(devices, "all") == 0 || strstr(devices, at->ifa_name));
 }

@@ -16,7 +16,8 @@
 
 #include "common/log.h"
 
-#define INSTRUCTIONS_MAX 1200u // the kernel lets a socket have two filters of that size, as while one replaces another
+#define INSTRUCTIONS_MAX                                                                           \
+    1200u // the kernel lets a socket have two filters of that size, as while one replaces another
 
 // Offsets in the packet: of the IP header, and of the TCP header.
 #define IP(offset)  ((uint32_t)SKF_NET_OFF + (offset))

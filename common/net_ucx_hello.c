@@ -78,7 +78,8 @@ ucx_hello_parsed_t ucx_hello_parse(const void *input, size_t count, ucx_hello_t 
     }
     memcpy(hello->hosts, bytes + UCX_HELLO_HEAD_BYTES, hosts_bytes);
     memcpy(hello->credential, bytes + UCX_HELLO_HEAD_BYTES + hosts_bytes, hello->credential_bytes);
-    return count == summed + SUM_BYTES && get(bytes + summed, SUM_BYTES) == as_crc32c(0, bytes, summed)
+    return count == summed + SUM_BYTES &&
+                   get(bytes + summed, SUM_BYTES) == as_crc32c(0, bytes, summed)
                ? UCX_HELLO_WHOLE
                : UCX_HELLO_BROKEN;
 }

@@ -179,7 +179,8 @@ static void rogue_say(rogue_t *rogue, const void *header, size_t bytes, const vo
 // Asks for much and takes none of it.
 static void rogue_start(rogue_t *rogue, const char *name)
 {
-    const as_net_handlers_t handlers = {rogue, rogue_on_accept, rogue_on_message, rogue_on_lost, NULL};
+    const as_net_handlers_t handlers = {rogue, rogue_on_accept, rogue_on_message, rogue_on_lost,
+                                        NULL};
     assert_int_equal(as_net_alloc_sim(world.sim, name, &handlers, &rogue->net), AS_OK);
     assert_int_equal(as_net_connect(rogue->net, kvs_store_address(world.stores[0]), &rogue->conn),
                      AS_OK);

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -180,6 +181,7 @@ static inline void peer_start(peer_t *peer)
         dup2(out[1], 1);
         close(out[0]);
         close(out[1]);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); // it goes with a test that is killed
         execl("/proc/self/exe", "test_net_ucx", "peer", (char *)NULL);
         _exit(127);
     }

@@ -69,7 +69,8 @@ static int begin(void **state)
     memset(answers, 0, sizeof(answers));
     order_count = 0;
     for (uint32_t i = 0; i < PEERS; i++) {
-        const as_net_handlers_t handlers = {(void *)(uintptr_t)i, on_accept, on_message, on_lost, NULL};
+        const as_net_handlers_t handlers = {(void *)(uintptr_t)i, on_accept, on_message, on_lost,
+                                            NULL};
         char name[16];
         snprintf(name, sizeof(name), "peer%u", i);
         assert_int_equal(as_net_alloc_sim(world.sim, name, &handlers, &nets[i]), AS_OK);

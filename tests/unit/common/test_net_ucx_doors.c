@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ports that UCX opens by itself: which hosts the kernel lets in, and what a peer shows for it at the data port.
+#include <errno.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include "net_crowd.h"
+#include "common/net_ucx.h"
+
+// ---- UCX's own ports
+
+static int door_of(const as_net_t *net, struct sockaddr_storage *address)
+{
+    const ucx_net_t *ucx = (const ucx_net_t *)net;
+    socklen_t bytes = sizeof(*address);
+    for (unsigned i = 0; i < ucx->doors.count; i++) {
+        assert_int_equal(getsockname(ucx->doors.fds[i], (struct sockaddr *)address, &bytes), 0);
+        const struct sockaddr_in *in4 = (const struct sockaddr_in *)address;
+        if (in4->sin_family == AF_INET && in4->sin_addr.s_addr == htonl(INADDR_LOOPBACK)) {
+            return ucx->doors.fds[i];
+        }
+    }
+    return -1;
+}
+
+// Whether a connection from that host of loopback comes about.
+static bool is_let_in(uint32_t host, const struct sockaddr_storage *to)
+{
+    const struct sockaddr_in from = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(host)};
+    const struct timeval patience = {.tv_usec = 100000};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (const struct sockaddr *)&from, sizeof(from)), 0);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    bool in = connect(fd, (const struct sockaddr *)to, sizeof(struct sockaddr_in)) == 0;
+    assert_true(in || errno == EINPROGRESS);
+    close(fd);
+    return in;
+}
+
+static struct in6_addr loopback(uint32_t host)
+{
+    struct sockaddr_storage address = {.ss_family = AF_INET};
+    struct in6_addr mapped;
+    ((struct sockaddr_in *)&address)->sin_addr.s_addr = htonl(host);
+    ucx_sockaddr_host(&address, &mapped);
+    return mapped;
+}
+
+static void ports_of_ucx_let_in_hosts_of_peers_only(void **state)
+{
+    client_t *client = *state;
+    struct sockaddr_storage door;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_true(door_of(server.net, &door) >= 0);
+    assert_false(is_let_in(INADDR_LOOPBACK, &door));
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, server.received == 1);
+    assert_true(is_let_in(INADDR_LOOPBACK, &door));
+    assert_false(is_let_in(INADDR_LOOPBACK + 1, &door));
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    RUN_UNTIL(client, server.lost == 1);
+    for (unsigned i = 0; i < 100 && is_let_in(INADDR_LOOPBACK, &door); i++) {
+        as_loop_run_once(client->loop, false);
+    }
+    assert_false(is_let_in(INADDR_LOOPBACK, &door));
+    warm_up(client);
+    client_fini(&server, false);
+}
+
+enum { UNREACHABLE = 8 };
+
+// Peers behind a firewall, for a second. Returns how many were answered all the same.
+static unsigned connect_unreachable_ones(client_t *client)
+{
+    crowd_t crowds[UNREACHABLE];
+    unsigned answered = 0;
+    for (unsigned i = 0; i < UNREACHABLE; i++) {
+        crowd_init(&crowds[i], client);
+        ucx_doors_t *doors = &((ucx_net_t *)crowds[i].net)->doors;
+        assert_true(doors->count > 0);
+        doors->count = 0; // shut, and not to be opened
+        crowd_connect(&crowds[i], 0);
+        crowd_ask(&crowds[i], 0);
+    }
+    uint64_t begun_us = as_loop_now_us(client->loop);
+    while (as_loop_now_us(client->loop) - begun_us < 1000000) {
+        as_loop_run_once(client->loop, false);
+    }
+    for (unsigned i = 0; i < UNREACHABLE; i++) {
+        answered += crowds[i].received;
+        as_net_free(crowds[i].net);
+    }
+    return answered;
+}
+
+// Which side connects to the other's port is UCX's choice by their numbers: one time in nine none of ours is
+// connected to.
+static void a_peer_whose_own_port_is_out_of_reach_stalls_nobody(void **state)
+{
+    client_t *client = *state;
+    unsigned answered = UNREACHABLE;
+    warm_up(client);
+    for (unsigned i = 0; i < 3 && answered == UNREACHABLE; i++) {
+        uint64_t begun_us = as_loop_now_us(client->loop);
+        answered = connect_unreachable_ones(client);
+        warm_up(client);
+        assert_true(as_loop_now_us(client->loop) - begun_us < 4000000);
+    }
+}
+
+static void more_hosts_than_a_filter_takes_open_the_ports(void **state)
+{
+    client_t *client = *state;
+    ucx_net_t *net = (ucx_net_t *)client->net;
+    struct sockaddr_storage door;
+    assert_true(door_of(client->net, &door) >= 0);
+    warm_up(client);
+    static ucx_guest_t guests[UCX_HOSTS_MAX + 1];
+    memset(guests, 0, sizeof(guests));
+    const unsigned room = UCX_HOSTS_MAX - UCX_GUEST_HOSTS_MAX; // beside the peer's
+    for (unsigned i = 0; i < room; i++) {
+        const struct in6_addr host = loopback(INADDR_LOOPBACK + 10 + i);
+        ucx_guest_add(net, &guests[i], &host);
+    }
+    ucx_doors_update(net);
+    assert_true(is_let_in(INADDR_LOOPBACK + 10 + room - 1, &door));
+    assert_false(is_let_in(INADDR_LOOPBACK + 10 + room + 9, &door));
+    for (unsigned i = room; i <= UCX_HOSTS_MAX; i++) {
+        const struct in6_addr host = loopback(INADDR_LOOPBACK + 10 + i);
+        ucx_guest_add(net, &guests[i], &host);
+    }
+    ucx_doors_update(net);
+    assert_true(is_let_in(INADDR_LOOPBACK + 10 + UCX_HOSTS_MAX + 9, &door));
+    for (unsigned i = 0; i <= UCX_HOSTS_MAX; i++) {
+        ucx_guest_leave(net, &guests[i]);
+    }
+    ucx_doors_update(net);
+    assert_false(is_let_in(INADDR_LOOPBACK + 10, &door));
+    warm_up(client);
+}
+
+static void hosts_of_ipv6_are_told_apart(void **state)
+{
+    (void)state;
+    struct sockaddr_in6 at = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    socklen_t bytes = sizeof(at);
+    int listener = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listener < 0 || bind(listener, (struct sockaddr *)&at, bytes) != 0) {
+        close(listener);
+        skip(); // a machine without IPv6
+    }
+    assert_int_equal(listen(listener, 1), 0);
+    assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &bytes), 0);
+    const struct in6_addr other = {{{0xfd, [15] = 1}}};
+    const struct in6_addr hosts[] = {other, at.sin6_addr};
+    for (unsigned i = 1; i <= 2; i++) {
+        const struct timeval patience = {.tv_usec = 100000};
+        int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+        assert_int_equal(ucx_gate_set_hosts(listener, hosts, i), AS_OK);
+        assert_int_equal(connect(fd, (struct sockaddr *)&at, bytes) == 0, i == 2);
+        close(fd);
+    }
+    close(listener);
+}
+
+// ---- credentials
+
+static bool knock_is_right(void *ctx, const void *credential, size_t bytes)
+{
+    (void)ctx;
+    return bytes == 4 && memcmp(credential, "good", 4) == 0;
+}
+
+static void who_shows_no_good_credential_is_let_in_nowhere(void **state)
+{
+    client_t *client = *state;
+    struct sockaddr_storage door;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    server.net->handlers.on_knock = knock_is_right;
+    assert_true(door_of(server.net, &door) >= 0);
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    static const char *const shown[] = {"", "bad!", "good"};
+    for (unsigned i = 0; i < 3; i++) {
+        as_net_set_credential(client->net, shown[i], strlen(shown[i]));
+        as_net_close(client->conn);
+        assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn),
+                         AS_OK);
+        assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, NULL, 0), AS_OK);
+        unsigned lost = client->lost;
+        RUN_UNTIL(client, client->lost == lost + 1 || server.received == 1);
+        assert_int_equal(server.received, i == 2);
+        if (i < 2) {
+            assert_int_equal(client->lost_status, AS_ERR_DENIED);
+            assert_false(is_let_in(INADDR_LOOPBACK, &door));
+        }
+    }
+    as_net_set_credential(client->net, "", 0);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+    client_fini(&server, false);
+}
+
+int main(int argc, char **argv)
+{
+    pattern(); // made before there are threads
+    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
+        return peer_main();
+    }
+    const struct CMUnitTest tests[] = {
+        NET_TEST(ports_of_ucx_let_in_hosts_of_peers_only),
+        NET_TEST(a_peer_whose_own_port_is_out_of_reach_stalls_nobody),
+        NET_TEST(more_hosts_than_a_filter_takes_open_the_ports),
+        cmocka_unit_test(hosts_of_ipv6_are_told_apart),
+        NET_TEST(who_shows_no_good_credential_is_let_in_nowhere),
+    };
+    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_doors tcp" : "net_ucx_doors",
+                                             tests, NULL, NULL);
+    return tcp_only() ? failed : failed + run_tcp_only();
+}
