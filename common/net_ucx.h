@@ -231,7 +231,7 @@ void ucx_sockaddr_set_port(struct sockaddr_storage *address, uint16_t port);
 // net_ucx_doors.c: UCX's ports on interfaces, and the hosts that may come to them.
 int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor that listens; -1: none
 as_status_t ucx_doors_before(ucx_before_t **before_p) AS_MUST_USE; // the worker is made
-void ucx_doors_find(ucx_net_t *net, ucx_before_t *before); // after; takes `before`
+void ucx_doors_find(ucx_net_t *net, ucx_before_t *before);         // after; takes `before`
 void ucx_doors_update(ucx_net_t *net);
 void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *host);
 // The address that a peer was seen at, and the others that it names; they may come when it returns.

@@ -201,6 +201,12 @@ static void on_layer(void *ctx, uint32_t layer)
     (void)layer;
 }
 
+// Of a rate: the time that so many blocks take.
+static uint64_t pace_us(const bench_t *bench, uint32_t blocks)
+{
+    return (uint64_t)((double)blocks * (double)bench->block_bytes / bench->options.rate * 1e6);
+}
+
 static void on_read(void *ctx, as_status_t status, uint32_t hole)
 {
     (void)hole;
@@ -216,7 +222,11 @@ static void on_read(void *ctx, as_status_t status, uint32_t hole)
     } else {
         counts->errors++;
     }
-    counts->read_blocks += status == AS_OK ? slot->located : 0;
+    uint32_t read = status == AS_OK ? slot->located : 0;
+    counts->read_blocks += read;
+    if (bench->options.rate > 0) { // what did not come has taken none of the link
+        bench->due_us -= pace_us(bench, (uint32_t)bench->batch - read);
+    }
     finished(slot);
 }
 
@@ -295,12 +305,11 @@ static void start_next(slot_t *slot)
         return;
     }
     uint64_t now_us = as_loop_now_us(bench->loop);
-    double bytes = (double)(bench->batch * bench->block_bytes);
     if (bench->due_us + BEHIND_US_MAX < now_us) {
         bench->due_us = now_us - BEHIND_US_MAX;
     }
     uint64_t due_us = bench->due_us;
-    bench->due_us += (uint64_t)(bytes / bench->options.rate * 1e6);
+    bench->due_us += pace_us(bench, (uint32_t)bench->batch);
     if (due_us <= now_us) {
         start_now(slot);
     } else {
