@@ -59,6 +59,13 @@ as_metric_t assay_metrics[ASSAY_METRIC_COUNT] = {
     [ASSAY_METRIC_PUT_COPIES] = COUNTER("put_copies_total", "Copies of blocks that were stored"),
     [ASSAY_METRIC_PUT_DEGRADED] =
         COUNTER("put_degraded_total", "Blocks stored in fewer copies than were asked for"),
+    [ASSAY_METRIC_ATTENDS] =
+        COUNTER("attended_layers_total", "Layers whose attention stores computed"),
+    [ASSAY_METRIC_ATTEND_FAILURES] =
+        COUNTER("attend_failures_total", "Questions for attention that a store did not answer"),
+    [ASSAY_METRIC_ATTEND_BYTES] =
+        COUNTER("attend_bytes_total", "Bytes of attention that arrived and were checked"),
+    [ASSAY_METRIC_ATTEND_US] = TIMES("attend_us", "From the queries of a layer to its attention"),
     [ASSAY_METRIC_FETCH_US] = TIMES("fetch_us", "From the start of a fetch to its end"),
     [ASSAY_METRIC_PUT_US] = TIMES("put_us", "From the start of a put to its end"),
 };

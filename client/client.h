@@ -165,6 +165,58 @@ bool assay_fetch_is_busy(const assay_fetch_t *fetch);
 // Which node each of the first `count` blocks was located at; 0: none. For use in on_located.
 void assay_fetch_nodes(const assay_fetch_t *fetch, uint64_t *node_ids, uint32_t count);
 
+// ---- attention computed at the stores
+
+// A verification needs, of each layer, the attention of a few rows over all that is stored. Rather than
+// bring the blocks, it can send the rows' queries to the stores that have them, which compute with the
+// kernels of kernels/kernels.h: what comes back are partials of pieces of the chain, and folded (krn_fold_t,
+// together with the pages that the caller has) they give the bits of an attention over the blocks.
+// Every row must stand behind all of these blocks.
+typedef struct assay_attend assay_attend_t;
+
+typedef struct assay_attend_piece {
+    uint32_t first, count;        // blocks of the chain: as a krn_piece_t
+    const float *out, *max, *sum; // [rows][q_heads][dim], [rows][q_heads], [rows][q_heads]
+} assay_attend_piece_t;
+
+typedef struct assay_attend_args {
+    as_shape_t shape;         // f16
+    const as_key_t *keys;     // of a chain, from its first block on; copied
+    const uint64_t *node_ids; // as of a fetch; copied
+    uint32_t block_count;
+    float scale;          // of the logits
+    uint32_t rows_max;    // of a layer
+    uint64_t deadline_us; // from now, of all layers
+    uint32_t tenant;
+    // Where the answers come: assay_attend_piece_bytes for each piece, which are at most two where one
+    // store has all blocks, and one for each run of AS_RUN_BLOCKS and one more where several do. A chain
+    // that comes in more pieces than fit (its runs are not whole anywhere) ends with AS_ERR_LIMIT.
+    void *buffer;
+    size_t buffer_bytes;
+    // Fewer than asked for: on_done follows. Called once, before any layer.
+    void (*on_located)(void *ctx, uint32_t block_count);
+    // In ascending order, and all blocks are in them. Right until the next assay_attend_layer.
+    void (*on_layer)(void *ctx, uint32_t layer, const assay_attend_piece_t *pieces, uint32_t count);
+    // AS_OK after assay_attend_end; else no layer comes any more. AS_ERR_BUSY: a store has no room or no
+    // time for it, AS_ERR_UNSUPPORTED: it computes none, or with other bits, and no other has the blocks;
+    // AS_ERR_LIMIT: see above. Then the blocks are to be had all the same, by a fetch. Else as of a fetch.
+    void (*on_done)(void *ctx, as_status_t status, uint32_t hole_block);
+    void *ctx;
+} assay_attend_args_t;
+
+// AS_ERR_UNSUPPORTED: the client encrypts its blocks.
+as_status_t assay_attend_start(assay_client_t *client, const assay_attend_args_t *args,
+                               assay_attend_t **attend_p) AS_MUST_USE;
+// Asks for the attention of rows over one layer of all blocks, once they are located; one layer at a time,
+// in any order. `q` [rows][q_heads][dim] stays unchanged until on_layer or on_done.
+void assay_attend_layer(assay_attend_t *attend, uint32_t layer, uint32_t rows, const float *q);
+void assay_attend_end(assay_attend_t *attend); // no more layers: on_done follows
+// on_done with AS_ERR_CANCELLED follows, once nothing touches buffer and queries any more.
+void assay_attend_cancel(assay_attend_t *attend);
+size_t assay_attend_piece_bytes(const as_shape_t *shape, uint32_t rows);
+uint64_t
+assay_attend_bytes(const assay_attend_t *attend); // over links so far, both ways, with headers
+
 // ---- how fast the stores are, as this client's fetches saw it
 
 typedef struct assay_rate {

@@ -500,6 +500,7 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
     case AS_WIRE_RENEWED:
     case AS_WIRE_SHARED:
     case AS_WIRE_STORED:
+    case AS_WIRE_ATTENDED:
         answer(link, head, msg);
         break;
     default:

@@ -116,6 +116,7 @@ static void fetch_free(assay_fetch_t *fetch)
         assay_link_put(part->link);
         as_mem_free(part);
     }
+    assay_attend_free(fetch->attend);
     as_mem_free(fetch->copied);
     as_mem_free(fetch->arena);
     as_mem_free(fetch);
@@ -353,7 +354,7 @@ void assay_fetch_hole(assay_fetch_t *fetch, uint32_t block, as_status_t status)
     for (uint32_t b = 0; b < block; b++) {
         fetch->missing += assay_fetch_layers(fetch) - fetch->blocks[b].arrived;
     }
-    if (block == 0 || fetch->args.layer_slots < assay_fetch_layers(fetch)) {
+    if (block == 0 || fetch->attend || fetch->args.layer_slots < assay_fetch_layers(fetch)) {
         assay_fetch_end(fetch, status, block);
     }
 }
@@ -405,6 +406,9 @@ void assay_fetch_end(assay_fetch_t *fetch, as_status_t status, uint32_t hole)
     fetch->status = status;
     fetch->hole = status == AS_OK ? 0 : hole;
     assay_read_forget(fetch);
+    if (fetch->attend) {
+        assay_attend_forget(fetch->attend);
+    }
     as_timer_start(fetch->timer, END_GRACE_US);
     as_loop_post(fetch->client->options.loop,
                  &fetch->pump); // on_done comes from there, or from a later callback
@@ -432,8 +436,10 @@ static void fetch_done(assay_fetch_t *fetch)
     client->fetch_weights -= assay_urgency_weight(fetch->args.urgency);
     bool whole = fetch->status == AS_OK || fetch->status == AS_ERR_CANCELLED;
     as_metric_add(&assay_metrics[ASSAY_METRIC_HOLES], !whole);
-    as_metric_observe(&assay_metrics[ASSAY_METRIC_FETCH_US],
-                      assay_now_us(client) - fetch->began_us);
+    if (!fetch->attend) {
+        as_metric_observe(&assay_metrics[ASSAY_METRIC_FETCH_US],
+                          assay_now_us(client) - fetch->began_us);
+    }
     fetch->calling = true;
     fetch->args.on_done(fetch->args.ctx, fetch->status, fetch->hole);
     fetch->calling = false;
@@ -475,7 +481,9 @@ static void on_pump(void *ctx)
     if (fetch->state == FETCH_READING && fetch->seeking) {
         assay_locate_again(fetch);
     }
-    if (fetch->state == FETCH_READING) {
+    if (fetch->state == FETCH_READING && fetch->attend) {
+        assay_attend_pump(fetch->attend);
+    } else if (fetch->state == FETCH_READING) {
         assay_read_pump(fetch);
     }
     assay_fetch_settle(fetch);
@@ -493,6 +501,9 @@ void assay_fetch_cancel(assay_fetch_t *fetch)
 // connection stops them.
 static void cut_arriving(assay_fetch_t *fetch)
 {
+    if (fetch->attend) {
+        assay_attend_cut(fetch->attend);
+    }
     for (assay_read_t *read = fetch->reads; read;) {
         if (read->state == READ_ARRIVING && assay_link_is(read->part->link, read->epoch)) {
             assay_link_fail(read->part->link, AS_ERR_DEADLINE);

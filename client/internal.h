@@ -54,6 +54,10 @@ typedef enum assay_metric {
     ASSAY_METRIC_PUT_CONFLICTS,
     ASSAY_METRIC_PUT_COPIES,
     ASSAY_METRIC_PUT_DEGRADED,
+    ASSAY_METRIC_ATTENDS,
+    ASSAY_METRIC_ATTEND_FAILURES,
+    ASSAY_METRIC_ATTEND_BYTES,
+    ASSAY_METRIC_ATTEND_US,
     ASSAY_METRIC_FETCH_US,
     ASSAY_METRIC_PUT_US,
     ASSAY_METRIC_COUNT
@@ -261,9 +265,10 @@ struct assay_fetch {
     assay_fetch_t *prev, *next;
     assay_fetch_args_t args;
     bool locate_only;
-    size_t extent_bytes; // in the caller's buffer
-    size_t stored_bytes; // of an extent at a store: more where it is encrypted
-    uint8_t *copied;     // an encrypted extent out of shared memory; made when it is needed
+    assay_attend_t *attend; // NULL: it brings extents
+    size_t extent_bytes;    // in the caller's buffer
+    size_t stored_bytes;    // of an extent at a store: more where it is encrypted
+    uint8_t *copied;        // an encrypted extent out of shared memory; made when it is needed
     fetch_state_t state;
     as_timer_t *timer; // deadline, time to locate, stalls
     as_task_t pump;    // there may be something to ask for or to copy
@@ -363,6 +368,12 @@ void assay_read_copy(assay_part_t *part);     // one extent, by pointer
 void assay_read_again(assay_fetch_t *fetch);  // what was refused
 void assay_read_forget(assay_fetch_t *fetch); // those that are only asked for
 void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
+
+// attend.c: of a fetch whose blocks are attended to where they are.
+void assay_attend_pump(assay_attend_t *attend);
+void assay_attend_forget(assay_attend_t *attend); // what is only asked for
+void assay_attend_cut(assay_attend_t *attend);    // what does not come in time
+void assay_attend_free(assay_attend_t *attend);   // with its fetch; NULL is fine
 
 // stage.c
 typedef struct assay_stage assay_stage_t;

@@ -5,11 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/daemon.h"
 #include "kvstore/advertise.h"
 
-#define HOST_BYTES_MAX 57 // clients take addresses of 63, with the port
+#define ATTEND_THREADS_MAX 256u
+#define HOST_BYTES_MAX     57 // clients take addresses of 63, with the port
 
 static struct {
     const char *data_address, *rpc_address, *http_address, *scheduler, *name, *advertise,
@@ -19,7 +21,7 @@ static struct {
     int64_t disk_bytes, disk_queue_bytes, scrub_rate;
     int64_t ram_bytes, blocks_max, connections_max, lease_ms_max, reservation_ms, evict_high,
         evict_low;
-    int64_t pin_max, quota_bytes;
+    int64_t pin_max, quota_bytes, attend_threads;
 } values;
 
 static as_daemon_flags_t common;
@@ -77,6 +79,10 @@ static const as_option_t table[] = {
     ROW("scrub-rate", BYTES, scrub_rate, "32MiB", "BYTES",
         "blocks checked in the background, per second; 0 is none unless `assay scrub` asks",
         .min = 0, .max = 1e12),
+    ROW("attend-threads", INT, attend_threads, "-1", "N",
+        "threads that compute attention over blocks for workers that push it down; 0: none, they "
+        "bring the blocks instead; -1: a quarter of the processors, at least one",
+        .min = -1, .max = 256),
     ROW("cluster-key", STRING, cluster_key, NULL, "FILE",
         "keys of the cluster (`assay token key`): admit only who has a token, and keep tenants "
         "apart; read again when it changes; without it everybody may read and write everything"),
@@ -144,6 +150,15 @@ static as_status_t check(void)
     return AS_OK;
 }
 
+// A share that leaves the loop and the disk's threads what they need.
+static uint32_t attend_threads(void)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    uint32_t quarter = cores > 4 ? (uint32_t)cores / 4 : 1;
+    quarter = quarter < ATTEND_THREADS_MAX ? quarter : ATTEND_THREADS_MAX;
+    return values.attend_threads >= 0 ? (uint32_t)values.attend_threads : quarter;
+}
+
 as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
                             as_options_outcome_t *outcome_p)
 {
@@ -165,6 +180,7 @@ as_status_t kvs_flags_parse(int argc, char **argv, kvs_flags_t *flags_p,
     flags_p->store.disk_directory = values.disk;
     flags_p->store.disk_bytes = (uint64_t)values.disk_bytes;
     flags_p->store.disk_queue_bytes = (uint64_t)values.disk_queue_bytes;
+    flags_p->store.attend_threads = attend_threads();
     flags_p->store.scrub_bytes_per_second = (uint64_t)values.scrub_rate;
     flags_p->store.repair_bytes_per_second = (uint64_t)values.repair_rate;
     flags_p->store.repair_wait_us = (uint64_t)values.repair_wait_us;

@@ -77,6 +77,7 @@ typedef struct kvs_store_options {
         repair_bytes_per_second;   // sent to give blocks another copy when a store is gone; 0: none
     uint64_t repair_wait_us;       // from when it is gone
     uint64_t drain_us;             // that a drain may take, where it is not said; 0: as usual
+    uint32_t attend_threads;       // that compute attention for clients; 0: none is computed
     void (*on_drained)(void *ctx); // a drain is over; may be NULL
     void *drained_ctx;
 } kvs_store_options_t;

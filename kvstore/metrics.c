@@ -113,6 +113,16 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
     [KVS_METRIC_REPAIRED_BYTES] = COUNTER("repaired_bytes_total", "Their bytes"),
     [KVS_METRIC_REPAIR_PENDING] =
         GAUGE("repair_pending_blocks", "Blocks here that a repair has yet to ask about"),
+    [KVS_METRIC_ATTENDS] = COUNTER("attends_total", "Questions for attention that were answered"),
+    [KVS_METRIC_ATTENDS_REFUSED] =
+        COUNTER("attend_refused_total", "Questions for attention that were refused"),
+    [KVS_METRIC_ATTENDS_OUT] = GAUGE("attends", "Questions for attention that are here now"),
+    [KVS_METRIC_ATTEND_PAGES] =
+        COUNTER("attend_blocks_total", "Layers of blocks that were attended to"),
+    [KVS_METRIC_ATTEND_BYTES] = COUNTER("attend_bytes_total", "Bytes of attention sent"),
+    [KVS_METRIC_ATTEND_US] = {.name = "assay_kvstore_attend_us",
+                              .help = "From a question for attention to its answer",
+                              .type = AS_METRIC_HISTOGRAM},
     [KVS_METRIC_PUT_US] = {.name = "assay_kvstore_put_us",
                            .help = "From a put's message to its block being visible",
                            .type = AS_METRIC_HISTOGRAM},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stage "serve": connections of clients, RENEW and RELEASE; the other messages are handed to locate.c,
-// read.c and put.c.
+// read.c, attend.c and put.c.
 //
 // A connection begins with HELLO. Every header is checked by as_wire_check and every count against
 // its limit before it is used; a peer that breaks the protocol loses its connection, and with it
@@ -129,6 +129,7 @@ void kvs_conn_close(kvs_conn_t *conn)
     kvs_puts_end_conn(conn);
     kvs_stage_end(conn);
     kvs_reads_end_conn(conn);
+    kvs_attends_end_conn(conn);
     if (conn->prev) {
         conn->prev->next = conn->next;
     } else {
@@ -200,6 +201,7 @@ static void deny_hello(kvs_conn_t *conn, uint64_t request)
     kvs_stage_end(conn);
     conn->share_asked = false;
     kvs_reads_end_conn(conn);
+    kvs_attends_end_conn(conn);
     kvs_conn_reply(conn, &reply, sizeof(reply));
 }
 
@@ -294,6 +296,7 @@ static void serve_release(kvs_conn_t *conn, const as_wire_release_t *release)
 {
     kvs_conn_hold(conn);
     kvs_reads_end_lease(conn, release->lease_id);
+    kvs_attends_end_lease(conn, release->lease_id);
     kvs_lease_end(conn->store->leases, &conn->leases, release->lease_id);
     kvs_conn_drop(conn);
 }
@@ -320,6 +323,7 @@ static bool may_ask(kvs_conn_t *conn, const as_wire_head_t *head)
         [AS_WIRE_LOCATE] = AS_TOKEN_READ, [AS_WIRE_READ] = AS_TOKEN_READ,
         [AS_WIRE_RENEW] = AS_TOKEN_READ,  [AS_WIRE_SHARE] = AS_TOKEN_WRITE,
         [AS_WIRE_PUT] = AS_TOKEN_WRITE,   [AS_WIRE_PIECE] = AS_TOKEN_WRITE,
+        [AS_WIRE_ATTEND] = AS_TOKEN_READ,
     };
     as_status_t status = kvs_admit_ask(conn, rights[head->type]);
     if (status != AS_ERR_DENIED) {
@@ -390,6 +394,9 @@ static void on_message(void *ctx, as_conn_t *net_conn, as_net_msg_t *msg)
         break;
     case AS_WIRE_READ:
         kvs_read_serve(conn, msg->header);
+        break;
+    case AS_WIRE_ATTEND:
+        kvs_attend_serve(conn, msg->header, msg);
         break;
     case AS_WIRE_RENEW:
         serve_renew(conn, msg->header);

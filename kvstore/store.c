@@ -38,6 +38,7 @@ void kvs_store_options_init(kvs_store_options_t *options)
         .drain_us = KVS_DRAIN_US_USUAL,
         .repair_bytes_per_second = 64u << 20,
         .repair_wait_us = 5000000,
+        .attend_threads = 1,
     };
 }
 
@@ -49,7 +50,8 @@ static as_status_t options_check(const kvs_store_options_t *options)
     } else if (options->ram_bytes < 16 * KVS_POOL_GRAIN_BYTES) {
         wrong = "ram must be at least 64KiB";
     } else if (options->leases_max == 0 || options->reservations_max == 0 ||
-               options->reads_max == 0 || options->connections_max == 0 || options->stall_us == 0 ||
+               options->reads_max == 0 || options->connections_max == 0 ||
+               options->attend_threads > 256 || options->stall_us == 0 ||
                options->blocks_max > BLOCKS_LIMIT * 16) {
         wrong = "a limit is 0 or too large";
     } else if (options->lease_us_max < 1000 ||
@@ -128,6 +130,7 @@ static void on_sweep(void *ctx)
     kvs_leases_sweep(store->leases, now_us);
     kvs_puts_sweep(store->puts, now_us);
     bool waiting = kvs_locates_sweep(store, now_us);
+    waiting |= kvs_attends_sweep(store, now_us);
     waiting |= kvs_conns_sweep(store, now_us);
     waiting |= kvs_expire_some(store);
     kvs_store_gauge(store);
@@ -297,6 +300,9 @@ static as_status_t store_fill(kvs_store_t *store)
         status = kvs_locates_alloc(store);
     }
     if (status == AS_OK) {
+        status = kvs_attends_alloc(store);
+    }
+    if (status == AS_OK) {
         status = as_timer_alloc(options->loop, on_sweep, store, &store->sweep);
     }
     if (status == AS_OK) {
@@ -383,6 +389,7 @@ void kvs_store_free(kvs_store_t *store)
         kvs_conn_close(store->conns);
     }
     kvs_locates_stop(store);
+    kvs_attends_stop(store); // its threads read blocks
     kvs_repair_stop(store);
     kvs_drain_stop(store);
     kvs_peers_free(store);
@@ -398,6 +405,7 @@ void kvs_store_free(kvs_store_t *store)
     as_timer_free(store->sweep);
     as_loop_unpost(store->options.loop, &store->evict);
     as_loop_unpost(store->options.loop, &store->quota_evict);
+    kvs_attends_free(store);
     kvs_suspects_free(store);
     kvs_drops_free(store);
     kvs_admin_free(store);

@@ -87,6 +87,12 @@ typedef enum kvs_metric {
     KVS_METRIC_REPAIRED_BLOCKS,
     KVS_METRIC_REPAIRED_BYTES,
     KVS_METRIC_REPAIR_PENDING,
+    KVS_METRIC_ATTENDS,
+    KVS_METRIC_ATTENDS_REFUSED,
+    KVS_METRIC_ATTENDS_OUT,
+    KVS_METRIC_ATTEND_PAGES,
+    KVS_METRIC_ATTEND_BYTES,
+    KVS_METRIC_ATTEND_US,
     KVS_METRIC_PUT_US,
     KVS_METRIC_COUNT
 } kvs_metric_t;
@@ -118,6 +124,7 @@ typedef struct kvs_conn {
     uint32_t reads;                    // answers to READ, waiting or being sent
     uint32_t locates, locates_waiting; // LOCATEs that it has here; of them those that wait
     uint32_t answers;                  // to LOCATEs, being sent
+    uint32_t attends;                  // ATTENDs that it has here
     kvs_turns_t turns;
     kvs_lease_owner_t leases;
     uint32_t first_put; // of put.c
@@ -128,6 +135,7 @@ typedef struct kvs_conn {
 } kvs_conn_t;
 
 typedef struct kvs_locates kvs_locates_t;
+typedef struct kvs_attends kvs_attends_t;
 typedef struct kvs_promotions kvs_promotions_t;
 typedef struct kvs_puts kvs_puts_t;
 typedef struct kvs_tier kvs_tier_t;
@@ -167,6 +175,7 @@ struct kvs_store {
     as_pool_t *reads;
     kvs_locates_t *locates;
     kvs_promotions_t *promotions; // NULL: RAM only
+    kvs_attends_t *attends;       // NULL: no attention is computed here
     kvs_conn_t *conns;
     uint32_t conn_count;
     as_timer_t *sweep;
@@ -238,6 +247,16 @@ void kvs_read_serve(kvs_conn_t *conn, const as_wire_read_t *read);
 bool kvs_reads_are_scarce(const kvs_store_t *store);           // few are left to all
 void kvs_reads_end_conn(kvs_conn_t *conn);                     // those that wait
 void kvs_reads_end_lease(kvs_conn_t *conn, uint64_t lease_id); // of those, of one fetch: it is over
+
+// attend.c: attention over leased blocks.
+as_status_t kvs_attends_alloc(kvs_store_t *store) AS_MUST_USE; // none with 0 threads
+void kvs_attends_stop(kvs_store_t *store);                     // all connections are closed
+void kvs_attends_free(kvs_store_t *store);                     // after the net
+void kvs_attend_serve(kvs_conn_t *conn, const as_wire_attend_t *ask, as_net_msg_t *msg);
+void kvs_attends_end_conn(kvs_conn_t *conn);
+void kvs_attends_end_lease(kvs_conn_t *conn, uint64_t lease_id);
+// Refuses those that have waited long enough; whether others still wait.
+bool kvs_attends_sweep(kvs_store_t *store, uint64_t now_us);
 
 // put.c: the write path.
 as_status_t kvs_puts_alloc(kvs_store_t *store, uint32_t max, kvs_puts_t **puts_p) AS_MUST_USE;

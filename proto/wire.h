@@ -15,6 +15,7 @@
 //   SHARE    memory of the same host     SHARED       whether blocks can be taken from it
 //   PUT      key, checksums + block      STORED       status: EXISTS, CONFLICT, ...
 //   PIECE    + what follows of a block   (no answer but its PUT's)
+//   ATTEND   lease, pieces + queries     ATTENDED     status + attention over each piece
 //
 // An answer carries the request number of its question; numbers are the client's own. Each thing
 // asked for by a READ has a number of its own, and its own answer. The first message on a connection
@@ -24,6 +25,10 @@
 // A PUT comes with its block's bytes, or says where in the memory of SHARE they lie: they must stay
 // there unchanged until the answer. A large block comes in pieces, or the network moves its bytes when
 // the store takes them, so that one that is there already costs little.
+//
+// An ATTEND has attention computed where the blocks are, by the kernels that would compute it
+// elsewhere (kernels/kernels.h, "Attention in pieces"): what moves are queries and partials, and the
+// bits are the same.
 //
 // What a connection can find and write is its tenant's: other tenants' blocks are not there for it.
 // Only a token with the right "peer" names the tenant of a question; all others leave it 0.
@@ -44,7 +49,7 @@
 #endif
 
 #define AS_WIRE_MAGIC   0x57525341u // "ASRW"
-#define AS_WIRE_VERSION 7u
+#define AS_WIRE_VERSION 8u
 
 #define AS_WIRE_KEYS_MAX         256u         // keys of one LOCATE
 #define AS_WIRE_ASKS_MAX         30u          // asks of one READ
@@ -52,6 +57,8 @@
 #define AS_WIRE_ASK_BYTES_MAX    (4u << 20)   // bytes of one ask of several extents
 #define AS_WIRE_EXTENT_BYTES_MAX (16u << 20)  // one extent
 #define AS_WIRE_BLOCK_BYTES_MAX  (256u << 20) // one block
+#define AS_WIRE_PIECES_MAX       256u         // of one ATTEND
+#define AS_WIRE_ATTEND_BYTES_MAX (16u << 20)  // queries of one ATTEND, and its answer
 #define AS_WIRE_LEASE_MS_MAX     600000u      // no store grants more, and renewals add no more
 
 typedef enum as_wire_type {
@@ -69,6 +76,8 @@ typedef enum as_wire_type {
     AS_WIRE_PUT = 12,
     AS_WIRE_STORED = 13,
     AS_WIRE_PIECE = 14,
+    AS_WIRE_ATTEND = 15,
+    AS_WIRE_ATTENDED = 16,
     AS_WIRE_TYPE_COUNT
 } as_wire_type_t;
 
@@ -106,7 +115,8 @@ typedef enum as_wire_status {
     AS_WIRE_CHECKSUM = 7,
     AS_WIRE_DENIED = 8,
     AS_WIRE_FAILED = 9,
-    AS_WIRE_CONFLICT = 10
+    AS_WIRE_CONFLICT = 10,
+    AS_WIRE_UNSUPPORTED = 11
 } as_wire_status_t;
 
 // offset bytes
@@ -375,12 +385,82 @@ typedef struct as_wire_piece {
 _Static_assert(sizeof(as_wire_piece_t) == 24, "layout on the wire");
 _Static_assert(offsetof(as_wire_piece_t, offset) == 16, "layout on the wire");
 
+// One piece of an ATTEND: blocks that follow each other in the chain, whose pages fold into one partial
+//      0     2  first block, as an index into the keys of the LOCATE that gave the lease
+//      2     2  number of blocks
+typedef struct as_wire_chain_piece {
+    uint16_t index_first;
+    uint16_t index_count;
+} as_wire_chain_piece_t;
+_Static_assert(sizeof(as_wire_chain_piece_t) == 4, "layout on the wire");
+
+// ATTEND; payload: the queries, f32 [rows][query heads][dim]. Every row sees every token of the blocks:
+// it stands behind them. The header ends with the last piece
+//     16     8  lease
+//     24    16  what the bits of the kernels are called (KRN_NUMERICS_VERSION), then zeros
+//     40     4  layer
+//     44     4  rows
+//     48     4  query heads
+//     52     4  KV heads
+//     56     4  dim of a head
+//     60     4  scale of the logits, f32
+//     64     4  CRC32C of the payload
+//     68     4  time until it is begun, ms, from when it is here; then it is BUSY
+//     72     4  number of pieces, 1..256
+//     76     4  0
+//     80   4 *  pieces
+typedef struct as_wire_attend {
+    as_wire_head_t head;
+    uint64_t lease_id;
+    char numerics[16];
+    uint32_t layer;
+    uint32_t rows;
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t dim;
+    float scale;
+    uint32_t crc;
+    uint32_t wait_ms;
+    uint32_t piece_count;
+    uint32_t reserved;
+    as_wire_chain_piece_t pieces[AS_WIRE_PIECES_MAX];
+} as_wire_attend_t;
+_Static_assert(offsetof(as_wire_attend_t, numerics) == 24, "layout on the wire");
+_Static_assert(offsetof(as_wire_attend_t, dim) == 56, "layout on the wire");
+_Static_assert(offsetof(as_wire_attend_t, piece_count) == 72, "layout on the wire");
+_Static_assert(offsetof(as_wire_attend_t, pieces) == 80, "layout on the wire");
+_Static_assert(sizeof(as_wire_attend_t) == 80 + 4 * AS_WIRE_PIECES_MAX, "layout on the wire");
+
+// ATTENDED; payload when OK: of each piece, f32, out [rows][query heads][dim], max [rows][query heads],
+// sum [rows][query heads]
+//     16     4  status; BUSY: there is no room or no time for it; UNSUPPORTED: this store computes none, or
+//               with other bits; CHECKSUM: a block was not what was promised, or the queries were not
+//     20     4  CRC32C of the payload
+//     24     4  of CHECKSUM: the block that was not, as an index into the keys of LOCATE; all ones: the
+//               queries were not. Else 0
+//     28     4  0
+typedef struct as_wire_attended {
+    as_wire_head_t head;
+    uint32_t status;
+    uint32_t crc;
+    uint32_t bad_index;
+    uint32_t reserved;
+} as_wire_attended_t;
+_Static_assert(sizeof(as_wire_attended_t) == 32, "layout on the wire");
+_Static_assert(offsetof(as_wire_attended_t, bad_index) == 24, "layout on the wire");
+
+static inline size_t as_wire_attend_bytes(uint32_t piece_count)
+{
+    return offsetof(as_wire_attend_t, pieces) + piece_count * sizeof(as_wire_chain_piece_t);
+}
+
 static inline size_t as_wire_put_bytes(uint32_t layers)
 {
     return offsetof(as_wire_put_t, crcs) + layers * sizeof(uint32_t);
 }
 
-// Bytes of the header of a type, of a PUT without checksums; 0 for an unknown type.
+// Bytes of the header of a type, of a PUT without checksums, of an ATTEND without pieces; 0 for an unknown
+// type.
 static inline size_t as_wire_bytes(uint32_t type)
 {
     static const uint16_t bytes[AS_WIRE_TYPE_COUNT] = {
@@ -398,6 +478,8 @@ static inline size_t as_wire_bytes(uint32_t type)
         [AS_WIRE_PUT] = offsetof(as_wire_put_t, crcs),
         [AS_WIRE_STORED] = sizeof(as_wire_result_t),
         [AS_WIRE_PIECE] = sizeof(as_wire_piece_t),
+        [AS_WIRE_ATTEND] = offsetof(as_wire_attend_t, pieces),
+        [AS_WIRE_ATTENDED] = sizeof(as_wire_attended_t),
     };
     return type < AS_WIRE_TYPE_COUNT ? bytes[type] : 0;
 }
@@ -408,7 +490,8 @@ static inline as_wire_head_t as_wire_head(as_wire_type_t type, uint64_t request)
 }
 
 // Whether these bytes are a header of this version, of a known type and of exactly its length. After
-// true, the struct of head.type may be read, of a PUT as many checksums as it has layers.
+// true, the struct of head.type may be read, of a PUT as many checksums as it has layers, of an ATTEND its
+// pieces, of which there are 1 to AS_WIRE_PIECES_MAX.
 static inline bool as_wire_check(const void *header, size_t header_bytes)
 {
     as_wire_head_t head;
@@ -421,6 +504,12 @@ static inline bool as_wire_check(const void *header, size_t header_bytes)
         uint32_t layers;
         memcpy(&layers, (const char *)header + offsetof(as_wire_put_t, layers), sizeof(layers));
         bytes = layers <= AS_LAYERS_MAX ? as_wire_put_bytes(layers) : 0;
+    }
+    if (head.type == AS_WIRE_ATTEND && header_bytes >= bytes) {
+        uint32_t pieces;
+        memcpy(&pieces, (const char *)header + offsetof(as_wire_attend_t, piece_count),
+               sizeof(pieces));
+        bytes = pieces > 0 && pieces <= AS_WIRE_PIECES_MAX ? as_wire_attend_bytes(pieces) : 0;
     }
     return head.magic == AS_WIRE_MAGIC && head.version == AS_WIRE_VERSION && bytes == header_bytes;
 }
@@ -460,6 +549,8 @@ static inline as_wire_status_t as_wire_status_of(as_status_t status)
         return AS_WIRE_DENIED;
     case AS_ERR_CONFLICT:
         return AS_WIRE_CONFLICT;
+    case AS_ERR_UNSUPPORTED:
+        return AS_WIRE_UNSUPPORTED;
     default:
         return AS_WIRE_FAILED;
     }
@@ -480,6 +571,7 @@ static inline as_status_t as_wire_status_to(uint32_t status)
         [AS_WIRE_DENIED] = AS_ERR_DENIED,
         [AS_WIRE_FAILED] = AS_ERR_IO,
         [AS_WIRE_CONFLICT] = AS_ERR_CONFLICT,
+        [AS_WIRE_UNSUPPORTED] = AS_ERR_UNSUPPORTED,
     };
     return status < sizeof(known) / sizeof(known[0]) ? known[status] : AS_ERR_PROTOCOL;
 }

@@ -5,7 +5,7 @@
 // flags, one for the type, two for the length of the payload, then header bytes (as many as the
 // type's header has, or as flags say) and payload. Where the flags ask for it, magic, version, type
 // and the request number are made right, so that the input gets past the first check, and so are the
-// checksums of a PUT and the name of the memory of a SHARE. Nothing may crash, hang, or stay held once
+// checksums of a PUT and of an ATTEND and the name of the memory of a SHARE. Nothing may crash, hang, or stay held once
 // all timeouts have passed.
 #include <stddef.h>
 #include <stdint.h>
@@ -17,6 +17,7 @@
 #include "common/checksum.h"
 #include "common/log.h"
 #include "common/net_sim.h"
+#include "kernels/kernels.h"
 #include "kvstore/kvstore.h"
 #include "proto/wire.h"
 
@@ -44,6 +45,7 @@ typedef struct attack {
     uint64_t last_lease; // that the store gave, so that an input can use it
     uint64_t put;        // request number of the last one
     bool done;
+    assay_attend_t *attend;
 } attack_t;
 
 static const as_shape_t shape = {2, 1, 1, 16, 16, AS_ELEMENT_F16};
@@ -78,6 +80,22 @@ static size_t take_crcs(input_t *input, as_wire_put_t *put)
     uint32_t layers = put->layers < AS_LAYERS_MAX ? put->layers : AS_LAYERS_MAX;
     take(input, put->crcs, layers * sizeof(uint32_t));
     return as_wire_put_bytes(layers);
+}
+
+// The same of an ATTEND's pieces.
+static size_t take_pieces(input_t *input, as_wire_attend_t *attend)
+{
+    uint32_t count = attend->piece_count;
+    count = count < AS_WIRE_PIECES_MAX ? count : AS_WIRE_PIECES_MAX;
+    take(input, attend->pieces, count * sizeof(attend->pieces[0]));
+    return as_wire_attend_bytes(count);
+}
+
+static void make_attend_right(as_wire_attend_t *attend, const uint8_t *payload, size_t bytes)
+{
+    static const char numerics[sizeof(attend->numerics)] = KRN_NUMERICS_VERSION;
+    memcpy(attend->numerics, numerics, sizeof(numerics));
+    attend->crc = as_crc32c(0, payload, bytes);
 }
 
 static void make_sums_right(as_wire_put_t *put, const uint8_t *block, size_t bytes)
@@ -117,6 +135,9 @@ static bool send_next(attack_t *attack, uint64_t request)
     if (type == AS_WIRE_PUT && header_bytes >= as_wire_bytes(type)) {
         header_bytes = take_crcs(&attack->input, (as_wire_put_t *)(void *)header);
     }
+    if (type == AS_WIRE_ATTEND && header_bytes >= as_wire_bytes(type)) {
+        header_bytes = take_pieces(&attack->input, (as_wire_attend_t *)(void *)header);
+    }
     if (type == AS_WIRE_SHARE && (lead[0] & FLAG_SUMS)) {
         ((as_wire_share_t *)(void *)header)->name = as_shared_name(&attack->stage);
     }
@@ -129,6 +150,12 @@ static bool send_next(attack_t *attack, uint64_t request)
     attack->payloads[attack->sent++] = payload;
     if (type == AS_WIRE_PUT && (lead[0] & FLAG_SUMS)) {
         make_sums_right((as_wire_put_t *)(void *)header, payload, payload_bytes);
+    }
+    if (type == AS_WIRE_ATTEND && (lead[0] & FLAG_SUMS)) {
+        make_attend_right((as_wire_attend_t *)(void *)header, payload, payload_bytes);
+    }
+    if (type == AS_WIRE_ATTENDED && (lead[0] & FLAG_SUMS)) {
+        ((as_wire_attended_t *)(void *)header)->crc = as_crc32c(0, payload, payload_bytes);
     }
     as_status_t status =
         as_net_send(attack->conn, header, header_bytes, payload, payload_bytes, on_sent, NULL);
@@ -182,7 +209,8 @@ static void on_message(void *ctx, as_conn_t *conn, as_net_msg_t *msg)
             send_next(attack, read->asks[i].request);
         }
     } else if (head->type == AS_WIRE_HELLO || head->type == AS_WIRE_LOCATE ||
-               head->type == AS_WIRE_SHARE || head->type == AS_WIRE_PUT) {
+               head->type == AS_WIRE_SHARE || head->type == AS_WIRE_PUT ||
+               head->type == AS_WIRE_ATTEND) {
         send_next(attack, head->request);
     }
 }
@@ -275,7 +303,43 @@ static void on_put(void *ctx, as_status_t status, uint64_t node_id)
     ((attack_t *)ctx)->done = true;
 }
 
-static void attack_client(attack_t *attack, bool put)
+static void on_attended(void *ctx, uint32_t layer, const assay_attend_piece_t *pieces,
+                        uint32_t count)
+{
+    attack_t *attack = ctx;
+    uint32_t blocks = 0;
+    for (uint32_t p = 0; p < count; p++) {
+        AS_ASSERT(pieces[p].first == blocks);
+        blocks += pieces[p].count;
+    }
+    AS_ASSERT(layer == 0 && blocks == 4);
+    assay_attend_end(attack->attend);
+}
+
+static as_status_t begin_attend(attack_t *attack, assay_client_t *client, const as_key_t *keys)
+{
+    static uint8_t buffer[4 * 2 * 18 * 4];
+    static const float queries[2 * 16] = {1};
+    const assay_attend_args_t args = {.shape = shape,
+                                      .keys = keys,
+                                      .block_count = 4,
+                                      .scale = 0.25f,
+                                      .rows_max = 2,
+                                      .deadline_us = 1000000,
+                                      .buffer = buffer,
+                                      .buffer_bytes = sizeof(buffer),
+                                      .on_located = on_located,
+                                      .on_layer = on_attended,
+                                      .on_done = on_fetched,
+                                      .ctx = attack};
+    as_status_t status = assay_attend_start(client, &args, &attack->attend);
+    if (status == AS_OK) {
+        assay_attend_layer(attack->attend, 0, 2, queries);
+    }
+    return status;
+}
+
+static void attack_client(attack_t *attack, bool put, bool attend)
 {
     static uint8_t buffer[4 * 2 * 2048];
     assay_client_options_t options;
@@ -295,7 +359,9 @@ static void attack_client(attack_t *attack, bool put)
     for (uint8_t i = 0; i < 4; i++) {
         keys[i].bytes[0] = i + 1;
     }
-    if (put) {
+    if (attend) {
+        status = begin_attend(attack, client, keys);
+    } else if (put) {
         assay_put_t *handle;
         const assay_put_args_t args = {.shape = shape,
                                        .key = keys[1],
@@ -341,7 +407,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     attack_t attack;
     begin(&attack, data + 1, bytes - 1);
     if (data[0] % 4 == 0) {
-        attack_client(&attack, data[0] & 4);
+        attack_client(&attack, data[0] & 4, data[0] & 8);
     } else {
         attack_store(&attack);
     }

@@ -98,10 +98,11 @@ static inline as_status_t world_net_alloc(void *ctx, as_loop_t *loop,
     return status;
 }
 
-// Byte i of layer `layer` of block `block`.
+// Byte i of layer `layer` of block `block`. As f16 each two are a number between -2 and 2.
 static inline uint8_t world_byte(uint32_t block, uint32_t layer, size_t i)
 {
-    return (uint8_t)(i * 7 + (i >> 8) * 3 + block * 31 + layer * 101 + 5);
+    uint8_t byte = (uint8_t)(i * 7 + (i >> 8) * 3 + block * 31 + layer * 101 + 5);
+    return i % 2 == 1 ? byte & 0xbf : byte;
 }
 
 static inline void world_fill(const world_t *world, uint32_t block, uint8_t *bytes)

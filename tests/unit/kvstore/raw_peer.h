@@ -16,6 +16,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "common/net_sim.h"
+#include "kernels/kernels.h"
 #include "kvstore/kvstore.h"
 #include "proto/wire.h"
 
@@ -67,6 +68,9 @@ static inline void on_message(void *ctx, as_conn_t *from, as_net_msg_t *msg)
         if (msg->data) {
             memcpy(data, msg->data, msg->data_bytes);
         }
+        break;
+    case AS_WIRE_ATTENDED:
+        last_status = ((const as_wire_attended_t *)msg->header)->status;
         break;
     case AS_WIRE_RENEWED:
         last_status = ((const as_wire_renewed_t *)msg->header)->status;
@@ -208,6 +212,24 @@ static inline as_wire_put_t put_of(uint8_t n)
                          .tokens = 16};
     memcpy(ask.crcs, crcs, sizeof(crcs));
     return ask;
+}
+
+// One row's queries over the block of the last LOCATE, which is of two KV heads of 16.
+#define QUERIES 32u
+static inline as_wire_attend_t attend_of(const float queries[QUERIES])
+{
+    return (as_wire_attend_t){.head = as_wire_head(AS_WIRE_ATTEND, 9),
+                              .lease_id = lease,
+                              .numerics = KRN_NUMERICS_VERSION,
+                              .rows = 1,
+                              .q_heads = 2,
+                              .kv_heads = 2,
+                              .dim = 16,
+                              .scale = 0.25f,
+                              .crc = as_crc32c(0, queries, QUERIES * sizeof(float)),
+                              .wait_ms = 100,
+                              .piece_count = 1,
+                              .pieces = {{0, 1}}};
 }
 
 static inline uint32_t status_of(const as_wire_put_t *ask, size_t payload_bytes)

@@ -30,6 +30,12 @@ static size_t sound_message(uint32_t type, uint8_t header[512], uint8_t payload[
         memcpy(header, &ask, as_wire_put_bytes(LAYERS));
         memcpy(payload, block, *payload_bytes = sizeof(block));
         return as_wire_put_bytes(LAYERS);
+    } else if (type == AS_WIRE_ATTEND) {
+        const float queries[QUERIES] = {1.0f};
+        as_wire_attend_t ask = attend_of(queries);
+        memcpy(header, &ask, as_wire_attend_bytes(1));
+        memcpy(payload, queries, *payload_bytes = sizeof(queries));
+        return as_wire_attend_bytes(1);
     } else if (type == AS_WIRE_SHARE) {
         as_wire_share_t ask = {head, sizeof(block), as_shared_name(&stage)};
         memcpy(header, &ask, sizeof(ask));
@@ -40,8 +46,8 @@ static size_t sound_message(uint32_t type, uint8_t header[512], uint8_t payload[
     return as_wire_bytes(type);
 }
 
-static const uint32_t questions[] = {AS_WIRE_HELLO, AS_WIRE_LOCATE, AS_WIRE_READ, AS_WIRE_RELEASE,
-                                     AS_WIRE_SHARE, AS_WIRE_PUT,    AS_WIRE_RENEW};
+static const uint32_t questions[] = {AS_WIRE_HELLO, AS_WIRE_LOCATE, AS_WIRE_READ,  AS_WIRE_RELEASE,
+                                     AS_WIRE_SHARE, AS_WIRE_PUT,    AS_WIRE_RENEW, AS_WIRE_ATTEND};
 
 static void every_truncated_header_ends_the_connection_and_nothing_else(void **state)
 {
