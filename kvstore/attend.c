@@ -76,9 +76,10 @@ static void job_end(kvs_attend_job_t *job)
 
 static void refuse(kvs_conn_t *conn, uint64_t request, as_status_t status, uint32_t bad_index)
 {
-    const as_wire_attended_t reply = {.head = as_wire_head(AS_WIRE_ATTENDED, request),
-                                      .status = as_wire_status_of(status),
-                                      .bad_index = bad_index};
+    const as_wire_attended_t reply = {
+        .head = as_wire_head(AS_WIRE_ATTENDED, request),
+        .status = status == AS_ERR_UNSUPPORTED ? AS_WIRE_UNSUPPORTED : as_wire_status_of(status),
+        .bad_index = bad_index};
     if (status == AS_ERR_BUSY) {
         as_metric_add(&kvs_metrics[KVS_METRIC_BUSY], 1);
     }

@@ -116,7 +116,7 @@ typedef enum as_wire_status {
     AS_WIRE_DENIED = 8,
     AS_WIRE_FAILED = 9,
     AS_WIRE_CONFLICT = 10,
-    AS_WIRE_UNSUPPORTED = 11
+    AS_WIRE_UNSUPPORTED = 11 // of ATTENDED only
 } as_wire_status_t;
 
 // offset bytes
@@ -549,8 +549,6 @@ static inline as_wire_status_t as_wire_status_of(as_status_t status)
         return AS_WIRE_DENIED;
     case AS_ERR_CONFLICT:
         return AS_WIRE_CONFLICT;
-    case AS_ERR_UNSUPPORTED:
-        return AS_WIRE_UNSUPPORTED;
     default:
         return AS_WIRE_FAILED;
     }
