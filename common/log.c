@@ -7,8 +7,11 @@
 #include "common/log.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -18,6 +21,21 @@
 
 static const char *const level_names[] = {"debug", "info", "warn", "error"};
 enum { LEVEL_COUNT = sizeof(level_names) / sizeof(level_names[0]) };
+
+// What a line costs, and the most that a call has at a time: a token is a millisecond.
+#define LINE_MS    500
+#define TOKENS_MAX (200 * LINE_MS)
+#define CALLS_MAX  512u // that are limited; a power of two
+
+typedef struct limit {
+    const char *format; // names the call
+    int64_t at_ms;
+    int64_t tokens;
+    unsigned long left_out;
+} limit_t;
+
+static pthread_mutex_t limits_lock = PTHREAD_MUTEX_INITIALIZER;
+static limit_t limits[CALLS_MAX];
 
 static atomic_int level_min = AS_LOG_INFO;
 static atomic_ulong line_counts[LEVEL_COUNT];
@@ -41,6 +59,49 @@ int as_log_parse_level(const char *name, as_log_level_t *level_p)
 unsigned long as_log_count(as_log_level_t level)
 {
     return atomic_load_explicit(&line_counts[level], memory_order_relaxed);
+}
+
+static int64_t now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static limit_t *limit_of(const char *format, int64_t at_ms)
+{
+    size_t first = (size_t)((uintptr_t)format * 0x9e3779b97f4a7c15ull >> 40);
+    for (size_t i = 0; i < CALLS_MAX; i++) {
+        limit_t *limit = &limits[(first + i) & (CALLS_MAX - 1)];
+        if (!limit->format) {
+            *limit = (limit_t){format, at_ms, TOKENS_MAX, 0};
+        }
+        if (limit->format == format) {
+            return limit;
+        }
+    }
+    return NULL;
+}
+
+// Whether the call may write a line now, and how many it has left out since its last one.
+static bool may_write(const char *format, unsigned long *left_out_p)
+{
+    int64_t at_ms = now_ms();
+    *left_out_p = 0;
+    pthread_mutex_lock(&limits_lock);
+    limit_t *limit = limit_of(format, at_ms);
+    bool may = true;
+    if (limit) {
+        limit->tokens += at_ms > limit->at_ms ? at_ms - limit->at_ms : 0;
+        limit->tokens = limit->tokens < TOKENS_MAX ? limit->tokens : TOKENS_MAX;
+        limit->at_ms = at_ms;
+        may = limit->tokens >= LINE_MS;
+        limit->tokens -= may ? LINE_MS : 0;
+        *left_out_p = may ? limit->left_out : 0;
+        limit->left_out = may ? 0 : limit->left_out + 1;
+    }
+    pthread_mutex_unlock(&limits_lock);
+    return may;
 }
 
 // Writes "2026-01-02T03:04:05.678Z level component: " and returns its length.
@@ -78,6 +139,12 @@ void as_log_write(as_log_level_t level, const char *component, const char *forma
         return;
     }
     int error = errno; // callers may log before they look at errno
+    unsigned long left_out = 0;
+    atomic_fetch_add_explicit(&line_counts[level], 1, memory_order_relaxed);
+    if (level != AS_LOG_DEBUG && !may_write(format, &left_out)) {
+        errno = error;
+        return;
+    }
     char line[LINE_BYTES_MAX + 1];
     int start = write_prefix(line, level, component);
     va_list arguments;
@@ -85,17 +152,22 @@ void as_log_write(as_log_level_t level, const char *component, const char *forma
     int added = vsnprintf(line + start, (size_t)(LINE_BYTES_MAX - start), format, arguments);
     va_end(arguments);
     size_t length = (size_t)start + (size_t)(added > 0 ? added : 0);
-    if (length > LINE_BYTES_MAX - 1) {
-        length = LINE_BYTES_MAX - 1;
+    char tail[48] = "";
+    size_t tail_bytes =
+        left_out > 0 ? (size_t)snprintf(tail, sizeof(tail), " (and %lu more like it)", left_out)
+                     : 0;
+    if (length > LINE_BYTES_MAX - 1 - tail_bytes) {
+        length = LINE_BYTES_MAX - 1 - tail_bytes;
         memcpy(line + length - 3, "...", 3);
     }
+    memcpy(line + length, tail, tail_bytes);
+    length += tail_bytes;
     for (size_t i = (size_t)start; i < length; i++) {
         if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f) {
             line[i] = '?';
         }
     }
     line[length] = '\n';
-    atomic_fetch_add_explicit(&line_counts[level], 1, memory_order_relaxed);
     write_all(line, length + 1);
     errno = error;
 }

@@ -7,7 +7,6 @@
 // or its key is taken out of the key file, unless a HELLO with another token of the same tenant came
 // before; so what it leased is no longer read either. One that says no HELLO is ended too, so that
 // strangers do not use up the connections.
-#include <stdio.h>
 #include <string.h>
 
 #include "common/assert.h"
@@ -16,7 +15,6 @@
 
 #define LOOK_US    1000000u // between two looks at the key file and at the connections
 #define HELLO_US   5000000u // in which a connection must say HELLO
-#define TELL_US    1000000u // a line in the log at most so often
 #define FOREVER_S  (UINT64_MAX / 1000000 / 2)
 #define NO_RIGHT   AS_TOKEN_FAULT_COUNT
 #define EVERYTHING ((uint32_t)AS_TOKEN_RIGHTS)
@@ -24,24 +22,7 @@
 struct kvs_admit {
     as_cluster_ring_t ring;
     as_timer_t *timer;
-    uint64_t told_us;
-    uint64_t untold;
 };
-
-// One line for many denials, since a peer that is denied comes again and again.
-static void tell(kvs_store_t *store, const char *what, uint32_t tenant)
-{
-    kvs_admit_t *admit = store->admit;
-    uint64_t now_us = as_loop_now_us(store->options.loop);
-    if (admit->told_us != 0 && now_us - admit->told_us < TELL_US) {
-        admit->untold++;
-        return;
-    }
-    admit->told_us = now_us + (now_us == 0);
-    AS_WARN("kvstore", "denied: a client of tenant %u: %s (and %llu more since the line before)",
-            tenant, what, (unsigned long long)admit->untold);
-    admit->untold = 0;
-}
 
 static void deny(kvs_store_t *store, as_token_fault_t fault, uint32_t tenant)
 {
@@ -52,12 +33,10 @@ static void deny(kvs_store_t *store, as_token_fault_t fault, uint32_t tenant)
         [AS_TOKEN_EXPIRED] = KVS_METRIC_DENIED_EXPIRED,
         [NO_RIGHT] = KVS_METRIC_DENIED_RIGHT,
     };
-    char what[96];
-    snprintf(what, sizeof(what), "its token %s",
-             fault == (as_token_fault_t)NO_RIGHT ? "has not the right for what it asks"
-                                                 : as_token_fault_str(fault));
     kvs_count(&store->counted.denied, metrics[fault], 1);
-    tell(store, what, tenant);
+    AS_WARN("kvstore", "denied: a client of tenant %u: its token %s", tenant,
+            fault == (as_token_fault_t)NO_RIGHT ? "has not the right for what it asks"
+                                                : as_token_fault_str(fault));
 }
 
 // ---- who comes

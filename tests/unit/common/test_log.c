@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <regex.h>
 #include <stdbool.h>
+#include <time.h>
 
 #include "capture.h"
 #include "common/log.h"
@@ -47,6 +48,50 @@ static void lines_below_the_level_are_neither_written_nor_counted(void **state)
     assert_non_null(strstr(text, "error x: loud"));
     assert_int_equal(as_log_count(AS_LOG_INFO), infos);
     assert_int_equal(as_log_count(AS_LOG_ERROR), errors + 1);
+}
+
+static unsigned count(const char *text, const char *what)
+{
+    unsigned found = 0;
+    while ((text = strstr(text, what))) {
+        found++;
+        text += strlen(what);
+    }
+    return found;
+}
+
+static void a_line_that_comes_again_and_again_is_written_now_and_then(void **state)
+{
+    (void)state;
+    unsigned long infos = as_log_count(AS_LOG_INFO);
+    capture_begin(&capture);
+    for (unsigned i = 0; i < 1000; i++) {
+        AS_INFO("x", "flood %u", i);
+    }
+    AS_INFO("x", "another call");
+    const char *text = capture_end(&capture);
+    assert_in_range(count(text, "flood"), 200, 260); // more where this took seconds
+    assert_int_equal(count(text, "another call\n"), 1);
+    assert_int_equal(as_log_count(AS_LOG_INFO), infos + 1001);
+}
+
+static void what_was_left_out_is_counted_in_the_next_line(void **state)
+{
+    (void)state;
+    const struct timespec pause = {0, 1000000};
+    const char *text = "";
+    capture_begin(&capture);
+    for (unsigned i = 0; i < 300; i++) {
+        AS_WARN("x", "again");
+    }
+    for (unsigned i = 0; i < 1200; i++) { // until there is room for one more
+        nanosleep(&pause, NULL);
+        if (i % 100 == 99) {
+            AS_WARN("x", "again");
+        }
+    }
+    text = capture_end(&capture);
+    assert_true(matches(text, "warn x: again \\(and [1-9][0-9]* more like it\\)\n"));
 }
 
 static void debug_is_off_by_default(void **state)
@@ -110,6 +155,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_line_has_time_level_component_and_message),
         cmocka_unit_test(lines_below_the_level_are_neither_written_nor_counted),
+        cmocka_unit_test(a_line_that_comes_again_and_again_is_written_now_and_then),
+        cmocka_unit_test(what_was_left_out_is_counted_in_the_next_line),
         cmocka_unit_test(debug_is_off_by_default),
         cmocka_unit_test(a_quoted_newline_cannot_forge_a_line),
         cmocka_unit_test(a_long_message_is_cut_and_says_so),
