@@ -90,6 +90,8 @@ as_metric_t kvs_metrics[KVS_METRIC_COUNT] = {
         GAUGE("disk_corrupt_blocks", "Blocks whose bytes were not what was promised"),
     [KVS_METRIC_DISK_CATALOG_FAULTS] = GAUGE(
         "disk_catalog_faults", "Damage of the catalog found at the start, and records of no block"),
+    [KVS_METRIC_DISK_CATALOG_MEMORY] =
+        GAUGE("disk_catalog_memory_bytes", "Memory that RocksDB holds for the catalog"),
     [KVS_METRIC_DISK_DROPPED] =
         GAUGE("disk_dropped_blocks", "Blocks that went with the oldest segment"),
     [KVS_METRIC_DISK_READ_ONLY] =

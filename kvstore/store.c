@@ -119,6 +119,7 @@ void kvs_store_gauge(kvs_store_t *store)
     as_metric_set(&kvs_metrics[KVS_METRIC_DISK_FAILURES], (int64_t)disk.failures);
     as_metric_set(&kvs_metrics[KVS_METRIC_DISK_CORRUPT], (int64_t)disk.corrupt_blocks);
     as_metric_set(&kvs_metrics[KVS_METRIC_DISK_CATALOG_FAULTS], (int64_t)disk.catalog_faults);
+    as_metric_set(&kvs_metrics[KVS_METRIC_DISK_CATALOG_MEMORY], (int64_t)disk.catalog_memory_bytes);
     as_metric_set(&kvs_metrics[KVS_METRIC_DISK_DROPPED], (int64_t)disk.dropped_blocks);
     as_metric_set(&kvs_metrics[KVS_METRIC_DISK_READ_ONLY], disk.read_only);
 }

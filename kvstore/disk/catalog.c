@@ -25,6 +25,7 @@
 #include <errno.h>
 #include <ftw.h>
 #include <rocksdb/c.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -34,10 +35,11 @@
 #include "common/mem.h"
 #include "proto/wire.h"
 
-#define VERSION      3u
-#define LOG_HEADER   5 // RocksDB's InfoLogLevel::HEADER_LEVEL, which C does not name
-#define WRITE_BUFFER (8u << 20)
-#define FILES_MAX    256
+#define VERSION         3u
+#define LOG_HEADER      5 // RocksDB's InfoLogLevel::HEADER_LEVEL, which C does not name
+#define WRITE_BUFFER    (8u << 20)
+#define FILES_MAX       256
+#define MEASURE_COMMITS 32u // between two looks at what RocksDB holds
 // How RocksDB reads its log at the start (WALRecoveryMode): it is whole or an error; or whatever is sound,
 // also behind what is not.
 #define LOG_IS_WHOLE  1
@@ -54,6 +56,8 @@ struct kvs_catalog {
     rocksdb_readoptions_t *read;
     rocksdb_writeoptions_t *write[2]; // plain, synced
     rocksdb_writebatch_t *batch;
+    uint32_t commits;
+    _Atomic uint64_t memory_bytes;
 };
 
 // ---- records
@@ -205,10 +209,30 @@ static as_status_t try_open(kvs_catalog_t *catalog, int log_recovery)
 // By itself RocksDB leaves out all that its log has behind a byte that is damaged, and tells nobody. Records
 // stand each for itself, so those behind it are taken too, and the damage is told; so is an end that a power
 // cut tore, which looks the same.
+// What RocksDB holds: records that its files have not yet, and what it knows of the files.
+static void measure(kvs_catalog_t *catalog)
+{
+    static const char *const names[] = {"rocksdb.cur-size-all-mem-tables",
+                                        "rocksdb.estimate-table-readers-mem"};
+    uint64_t all = 0;
+    for (unsigned i = 0; i < 4; i++) {
+        uint64_t bytes = 0;
+        if (rocksdb_property_int_cf(catalog->db, catalog->families[i / 2], names[i % 2], &bytes) ==
+            0) {
+            all += bytes;
+        }
+    }
+    atomic_store_explicit(&catalog->memory_bytes, all, memory_order_relaxed);
+}
+
 static as_status_t database_open(kvs_catalog_t *catalog)
 {
     as_status_t status = try_open(catalog, LOG_IS_WHOLE);
-    return status == AS_ERR_CHECKSUM ? try_open(catalog, LOG_ALL_SOUND) : status;
+    status = status == AS_ERR_CHECKSUM ? try_open(catalog, LOG_ALL_SOUND) : status;
+    if (status == AS_OK) {
+        measure(catalog);
+    }
+    return status;
 }
 
 static void database_close(kvs_catalog_t *catalog)
@@ -395,6 +419,11 @@ static as_status_t write_batch(kvs_catalog_t *catalog, bool sync)
     return status;
 }
 
+uint64_t kvs_catalog_memory(const kvs_catalog_t *catalog)
+{
+    return atomic_load_explicit(&catalog->memory_bytes, memory_order_relaxed);
+}
+
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
 {
     as_status_t status = AS_OK;
@@ -403,6 +432,9 @@ as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync)
     } else if (rocksdb_writebatch_count(catalog->batch) > 0) {
         status = write_batch(catalog, sync);
         status = status == AS_OK ? AS_OK : write_batch(catalog, sync);
+        if (catalog->db && catalog->commits++ % MEASURE_COMMITS == 0) {
+            measure(catalog);
+        }
     }
     catalog->tried = false;
     rocksdb_writebatch_clear(catalog->batch);

@@ -39,6 +39,8 @@ as_status_t kvs_catalog_renew(kvs_catalog_t *catalog) AS_MUST_USE;
 // disk is full; all is to be given again.
 void kvs_catalog_put(kvs_catalog_t *catalog, const kvs_record_t *record);
 void kvs_catalog_delete(kvs_catalog_t *catalog, const kvs_spec_t *spec);
+// Bytes that RocksDB holds in memory for it, as of one of the last commits. From any thread.
+uint64_t kvs_catalog_memory(const kvs_catalog_t *catalog);
 as_status_t kvs_catalog_commit(kvs_catalog_t *catalog, bool sync) AS_MUST_USE;
 
 // A record from the database's bytes. False: they are not one.

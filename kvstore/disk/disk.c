@@ -477,4 +477,5 @@ void kvs_disk_stat(const kvs_disk_t *disk, kvs_disk_stat_t *stat_p)
 {
     *stat_p = disk->stat;
     stat_p->segments = disk->segment_count;
+    stat_p->catalog_memory_bytes = kvs_catalog_memory(kvs_files_catalog(disk->files));
 }

@@ -49,6 +49,7 @@ typedef struct kvs_disk_stat {
     uint64_t corrupt_blocks; // whose bytes were not what was promised
     // Of the catalog, found at the start: damage, records that are none or whose file is gone.
     uint64_t catalog_faults;
+    uint64_t catalog_memory_bytes;
     bool read_only;
 } kvs_disk_stat_t;
 

@@ -72,7 +72,7 @@ def watch(store, rate, seconds, mate):
     child = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True, env=dict(os.environ, UCX_TLS="tcp"))
     samples, began = [], time.monotonic()
     for line in child.stdout:
-        sample = {"at_s": time.monotonic() - began, "load": json.loads(line)}
+        sample = {"at_s": time.monotonic() - began, "load": json.loads(line), "catalog_mib": catalog_mib(store)}
         for name, pid in (("store", store.pid), ("client", child.pid)):
             try:
                 sample[f"{name}_mib"], sample[f"{name}_fds"] = holds(pid)
@@ -84,6 +84,12 @@ def watch(store, rate, seconds, mate):
     if child.wait() != 0:
         sys.exit(f"bench store: the load ended with {child.returncode} after {time.monotonic() - began:.0f} s")
     return samples[:-1]  # the client was ending at the last
+
+
+def catalog_mib(store):
+    """What RocksDB holds for the catalog: it comes to its write buffer of 8 MiB, again and again."""
+    text = subprocess.run([*store.run_in, "curl", "-sS", f"http://{store.ready['http']}/metrics"], capture_output=True, text=True, check=True).stdout
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("assay_kvstore_disk_catalog_memory_bytes")) / 2**20
 
 
 def rows(samples, rate, before, after):
@@ -103,6 +109,7 @@ def rows(samples, rate, before, after):
     reads = sum(one["reads"] for one in loads)
     table.row("soak_missed_reads_share", sum(one["misses"] for one in loads) / max(reads, 1))
     table.row("soak_read_p99_ms", sorted(one["p99_us"] for one in loads)[len(loads) // 2] / 1e3)
+    table.row("soak_catalog_memory_growth_mib", minutes * slope([(one["at_s"] / 60, one["catalog_mib"]) for one in settled]))
     for what in ("evictions", "promotions", "repaired_blocks"):
         table.row(f"soak_{what}", after[what] - before[what], 1)
 

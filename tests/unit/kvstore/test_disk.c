@@ -22,6 +22,7 @@ static void blocks_are_found_after_a_new_start(void **state)
     }
     open_again();
     assert_int_equal(stat_now().blocks, 40);
+    assert_in_range(stat_now().catalog_memory_bytes, 1, 64 << 20);
     for (uint32_t n = 0; n < 40; n++) {
         assert_true(is_found(n));
         assert_int_equal(read_block(n), AS_OK);
