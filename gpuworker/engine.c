@@ -240,6 +240,9 @@ static as_status_t alloc_scratch(gpw_engine_t *engine)
     size_t partials = (size_t)shape->q_heads * (shape->head_dim + 2) * sizeof(float);
     engine->attention_scratch = as_mem_aligned(64, attention_scratch_bytes(shape));
     engine->segment_scratch = as_mem_aligned(64, gpw_segment_scratch_bytes(shape, 1));
+    engine->lse = as_mem_zalloc((size_t)GPW_FORWARD_CHUNK_ROWS * shape->q_heads, sizeof(float));
+    engine->observe_scratch =
+        as_mem_aligned(64, gpw_segment_observe_bytes(shape, engine->options.context_max));
     engine->partials[0] = as_mem_aligned(64, partials);
     engine->partials[1] = as_mem_aligned(64, partials);
     engine->pages = as_mem_zalloc(blocks, sizeof(*engine->pages));
@@ -247,9 +250,10 @@ static as_status_t alloc_scratch(gpw_engine_t *engine)
     engine->block_nodes = as_mem_zalloc(blocks, sizeof(*engine->block_nodes));
     engine->logits = as_mem_aligned(64, GPW_LOGITS_ROWS * vocab * sizeof(float));
     engine->choose_scratch = as_mem_aligned(64, 2 * vocab * sizeof(float));
-    bool complete = engine->attention_scratch && engine->segment_scratch && engine->partials[0] &&
-                    engine->partials[1] && engine->pages && engine->block_keys &&
-                    engine->block_nodes && engine->logits && engine->choose_scratch;
+    bool complete = engine->lse && engine->observe_scratch && engine->attention_scratch &&
+                    engine->segment_scratch && engine->partials[0] && engine->partials[1] &&
+                    engine->pages && engine->block_keys && engine->block_nodes && engine->logits &&
+                    engine->choose_scratch;
     return complete ? AS_OK : AS_ERR_NO_MEMORY;
 }
 
@@ -345,6 +349,8 @@ void gpw_engine_free(gpw_engine_t *engine)
     krn_pool_free(engine->pool);
     as_mem_free(engine->attention_scratch);
     as_mem_free(engine->segment_scratch);
+    as_mem_free(engine->lse);
+    as_mem_free(engine->observe_scratch);
     as_mem_free(engine->partials[0]);
     as_mem_free(engine->partials[1]);
     as_mem_free(engine->pages);

@@ -28,9 +28,11 @@ typedef struct gpw_engine {
     gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
     void *attention_scratch;
     float *segment_scratch;
-    float *partials[2];   // of one row: the total, one run of the tail
-    krn_page_t *pages;    // [blocks of the longest context]
-    as_key_t *block_keys; // [the same]: arguments of a transfer
+    float *lse;            // [GPW_FORWARD_CHUNK_ROWS][q_heads]
+    void *observe_scratch; // gpw_segment_observe_bytes of the longest context
+    float *partials[2];    // of one row: the total, one run of the tail
+    krn_page_t *pages;     // [blocks of the longest context]
+    as_key_t *block_keys;  // [the same]: arguments of a transfer
     uint64_t *block_nodes;
     float *logits;         // [GPW_LOGITS_ROWS][vocab]
     float *choose_scratch; // [2][vocab]

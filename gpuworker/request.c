@@ -55,11 +55,12 @@ static gpw_segment_options_t segment_options(const gpw_request_t *request)
 {
     const gpw_engine_t *engine = request->engine;
     uint32_t size = engine->shape.block_tokens;
-    gpw_segment_options_t options = {.params =
-                                         request->compressor ? &request->compressor->params : NULL,
-                                     .shape = engine->shape,
-                                     .ops = engine->options.ops,
-                                     .blocks_max = (request->tokens_max + size - 1) / size};
+    gpw_segment_options_t options = {
+        .params = request->compressor ? &request->compressor->params : NULL,
+        .shape = engine->shape,
+        .ops = engine->options.ops,
+        .blocks_max = (request->tokens_max + size - 1) / size,
+        .prompt_blocks = gpw_sealed_target(&engine->shape, request->token_count)};
     return options;
 }
 
@@ -72,6 +73,7 @@ uint64_t gpw_request_bytes_max(const gpw_request_t *request)
     if (request->compressor) {
         bytes += request->compressor->bytes_max(&options, options.blocks_max);
         bytes += gpw_tail_bytes(&engine->shape, request->horizon.max);
+        bytes += gpw_observe_bytes(request);
     }
     if (gpw_link_has_client(engine->link)) {
         bytes += blocks * as_extent_bytes(&engine->shape) * engine->options.swap_ring_layers;
@@ -115,6 +117,7 @@ static void close_resident(gpw_request_t *request)
     if (request->tail.budget) {
         gpw_tail_fini(&request->tail);
     }
+    gpw_observe_end(request);
 }
 
 void gpw_request_close_cache(gpw_request_t *request)

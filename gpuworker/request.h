@@ -18,6 +18,7 @@
 
 #include <stdatomic.h>
 #include "gpuworker/decode/horizon.h"
+#include "gpuworker/decode/observe.h"
 #include "gpuworker/decode/pass.h"
 #include "gpuworker/decode/swap.h"
 #include "gpuworker/link.h"
@@ -91,6 +92,7 @@ typedef struct gpw_request {
     gpw_blocks_t blocks;
     gpw_sealed_t sealed;
     gpw_tail_t tail;
+    gpw_observer_t observer;
     bool cached;                      // blocks, sealed and tail are made
     gpw_forward_slot_t *forward;      // for a few rows; from admission to the end
     gpw_forward_slot_t *long_forward; // for many rows; NULL unless in PREFILL or RECOMPUTE

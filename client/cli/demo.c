@@ -55,7 +55,7 @@ static const as_option_t table[] = {
     {.name = "compressor",
      .type = AS_OPTION_LIST,
      .value = &compressors,
-     .fallback = "kivi4,kivi2,streaming",
+     .fallback = "kivi4,kivi2,streaming,snapkv",
      .metavar = "NAME,...",
      .help = "which to show"},
     AS_TLS_OPTIONS(cli_tls),

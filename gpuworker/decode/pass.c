@@ -61,7 +61,12 @@ static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, cons
         .pages = engine->pages,
         .page_count = (pass->position + row0 + rows - 1) / shape->block_tokens + 1,
     };
-    krn_attention(engine->options.ops, engine->pool, &args, out, NULL, engine->attention_scratch);
+    float *lse = request->observer.rows ? engine->lse : NULL;
+    krn_attention(engine->options.ops, engine->pool, &args, out, lse, engine->attention_scratch);
+    if (lse) {
+        gpw_observed_rows_t observed = {.row0 = row0, .rows = rows, .q = q, .lse = lse};
+        gpw_observe_rows(request, &observed);
+    }
 }
 
 // A session that keeps its full cache takes what the swap brought into its own blocks.

@@ -84,6 +84,9 @@ static void seal_layer(gpw_request_t *request, uint32_t layer)
     if (!sealed->segment) {
         return;
     }
+    if (request->observer.rows) {
+        gpw_observe_layer(request, layer);
+    }
     uint32_t target = sealed_target(request);
     for (uint32_t b = 0; b < target; b++) {
         sealed->compressor->seal(sealed->segment, layer, b, gpw_pass_extent(request, b, layer));
@@ -123,6 +126,9 @@ static gpw_turn_t begin(gpw_request_t *request)
     if (status == AS_OK && request->sealed.segment) {
         status = gpw_sealed_reserve(&request->sealed, sealed_target(request));
     }
+    if (status == AS_OK) {
+        status = gpw_observe_begin(request, rows);
+    }
     if (status != AS_OK) {
         return gpw_request_fail(request, status, "no memory for the prompt's cache");
     }
@@ -135,6 +141,7 @@ static void let_go(gpw_request_t *request)
 {
     gpw_pass_end(request);
     gpw_swap_end(request);
+    gpw_observe_end(request);
     if (request->long_forward) {
         gpw_engine_give_forward(request->engine, request->long_forward);
         request->long_forward = NULL;

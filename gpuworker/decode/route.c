@@ -3,7 +3,8 @@
 // is a missing prefix.
 //
 // A hit never covers the whole prompt: the last token is always computed, since its logits choose
-// the first token.
+// the first token; and so is what a query-aware compressor looks at, so that what it chooses does
+// not depend on what was stored. That costs a block more to compute at most.
 #include "gpuworker/engine.h"
 
 // Loading must be expected to take this much longer than computing, since neither is known well.
@@ -51,7 +52,10 @@ static bool is_recompute_faster(const gpw_request_t *request, const gpw_transfer
 gpw_turn_t gpw_route_turn(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
-    uint32_t blocks = (request->token_count - 1) / engine->shape.block_tokens;
+    uint32_t window = gpw_observe_window(request);
+    uint32_t computed = window ? window : 1; // at least
+    uint32_t left = request->token_count > computed ? request->token_count - computed : 0;
+    uint32_t blocks = left / engine->shape.block_tokens;
     blocks = blocks < AS_CHAIN_BLOCKS_MAX ? blocks : AS_CHAIN_BLOCKS_MAX;
     request->hit_limit = 0;
     // A request that began again for want of memory does without: it would only meet the same

@@ -8,10 +8,14 @@
 
 #include "common/assert.h"
 #include "gpuworker/resident/kivi.h"
+#include "gpuworker/resident/snapkv.h"
 #include "gpuworker/resident/streaming.h"
+#include "gpuworker/resident/window_scores.h"
 
 // Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long
 // prompt to the verification, which is what that method is here to show.
+// SnapKV's 32 queries and pool of 7 are those of its authors' LongBench runs; its budget is the
+// share at which methods are compared here.
 static const gpw_compressor_t table[] = {
     {
         .name = "kivi4",
@@ -34,6 +38,15 @@ static const gpw_compressor_t table[] = {
         .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
         .params = {.sink_tokens = 4, .window_tokens = 256},
         GPW_STREAMING_FUNCTIONS,
+    },
+    {
+        .name = "snapkv",
+        .summary =
+            "SnapKV: of the prompt a quarter for each KV head, exact, chosen by the attention "
+            "of its last 32 tokens (4x); what follows whole",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.sink_tokens = 4, .window_tokens = 32, .keep_percent = 25, .pool_tokens = 7},
+        GPW_SNAPKV_FUNCTIONS,
     },
     {.name = NULL},
 };
@@ -96,4 +109,10 @@ size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows)
 {
     return (size_t)GPW_SEGMENT_WAVE_RUNS * rows * shape->q_heads * (shape->head_dim + 2) *
            sizeof(float);
+}
+
+size_t gpw_segment_observe_bytes(const as_shape_t *shape, uint32_t tokens_max)
+{
+    gpw_window_scratch_t scratch;
+    return gpw_window_carve(shape, tokens_max, NULL, &scratch);
 }

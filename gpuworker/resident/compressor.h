@@ -7,6 +7,11 @@
 // session's tail (exact f16) is not the compressor's business: the engine attends to both and
 // merges the partials.
 //
+// A method that looks at the prompt's own queries (SnapKV) has `observe`: prefill calls it once a
+// layer, before that layer is sealed. Its segments depend on more than the chain, so they are
+// private: without GPW_COMPRESSOR_QUERY_FREE nothing of a segment is shared between sessions or
+// stored.
+//
 // To add a compressor: one file beside kivi.c and streaming.c with these functions, one row in the
 // table of compressor.c, its formula in tests/unit/gpuworker/test_compressor.c. All else (options,
 // API, errors, the tests that try every compressor) is made of the table.
@@ -24,13 +29,18 @@ enum {
         4u, // the segment depends on keys and values only: sessions may share it
 };
 
+#define GPW_OBSERVED_ROWS_MAX 32u // queries of a prompt that a method may look at
+
 #define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
 
 typedef struct gpw_compressor_params {
     uint32_t bits;          // KIVI: bits of one element
     uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 8
-    uint32_t sink_tokens;   // StreamingLLM
-    uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept
+    uint32_t sink_tokens;   // StreamingLLM, SnapKV: first tokens that are always kept
+    uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept; SnapKV: newest
+                            // tokens of the prompt whose queries choose
+    uint32_t keep_percent;  // SnapKV: of the prompt's sealed tokens
+    uint32_t pool_tokens;   // SnapKV: odd; a score spreads to so many tokens around its own
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
@@ -39,8 +49,22 @@ typedef struct gpw_segment_options {
     const gpw_compressor_params_t *params;
     as_shape_t shape; // element f16
     const krn_ops_t *ops;
-    uint32_t blocks_max; // the longest chain that will be sealed
+    uint32_t blocks_max;    // the longest chain that will be sealed
+    uint32_t prompt_blocks; // those that prefill seals; read only where there is `observe`
 } gpw_segment_options_t;
+
+// One layer of a prompt, whole, and its last queries.
+typedef struct gpw_segment_observe {
+    krn_pool_t *pool;
+    uint32_t layer;
+    uint32_t tokens;         // of the prompt
+    uint32_t rows;           // its last ones, at most GPW_OBSERVED_ROWS_MAX
+    float scale;             // of logits
+    const float *q;          // [rows][q_heads][dim], after RoPE
+    const float *lse;        // [rows][q_heads]: log-sum-exp of all logits that a row sees
+    const krn_page_t *pages; // of all tokens, by index
+    void *scratch;           // gpw_segment_observe_bytes
+} gpw_segment_observe_t;
 
 typedef struct gpw_segment_attend {
     krn_pool_t *pool;
@@ -61,6 +85,10 @@ typedef struct gpw_compressor {
                         gpw_segment_t **segment_p) AS_MUST_USE;
     // Memory for the blocks [0, blocks): seal may be called for these. Never shrinks.
     as_status_t (*reserve)(gpw_segment_t *segment, uint32_t blocks) AS_MUST_USE;
+    // NULL where the method does not look at queries. Else called in prefill for each layer, before
+    // the first seal of that layer, with the last params.window_tokens queries (or all, of a shorter
+    // prompt); the prompt's sealed blocks end before them.
+    void (*observe)(gpw_segment_t *segment, const gpw_segment_observe_t *args);
     // Folds one layer of block `block` (the next of that layer) into the segment; `extent` is its
     // full f16 extent.
     void (*seal)(gpw_segment_t *segment, uint32_t layer, uint32_t block, const void *extent);
@@ -86,5 +114,6 @@ const char *const *gpw_compressor_names(void);
 const char *gpw_compressor_list(void);
 
 size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows);
+size_t gpw_segment_observe_bytes(const as_shape_t *shape, uint32_t tokens_max);
 
 #endif

@@ -7,20 +7,14 @@
 // Likewise sum(p * (code * scale + min)) over tokens is sum((p * scale) * code) + sum(p * min).
 // Both are one loop, `accumulate`: eight codes of each of `count` rows, weighted by a number a row.
 // Nothing is dequantised in memory.
-//
-// Vectors pass by pointer: without AVX a 32-byte vector has no calling convention.
 #include <math.h>
 #include <string.h>
 
+#include "gpuworker/resident/exp8.h"
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/partials.h"
 
-#define INLINE  static inline __attribute__((always_inline))
 #define QUERIES 4u // query heads (of all rows) that share one unpacking
-
-typedef float v8f __attribute__((vector_size(32)));
-typedef uint32_t v8u __attribute__((vector_size(32)));
-typedef int32_t v8i __attribute__((vector_size(32)));
 
 // What `accumulate` reads: eight codes at codes + r * row_bytes for each row r, weights[q][r].
 typedef struct code_rows {
@@ -82,25 +76,6 @@ static void accumulate_any(const code_rows_t *rows, uint32_t queries, v8f *sums)
         four ? accumulate(rows, 4, 4, sums) : accumulate(rows, 2, 4, sums);
         break;
     }
-}
-
-// exp for x <= 0, relative error below 1e-6; 0 below -87. The polynomial is Cephes'.
-INLINE void exp8(v8f *x_p)
-{
-    v8f x = *x_p;
-    v8i tiny = x < -87.0f;
-    x = (v8f)((v8i)x & ~tiny);
-    v8f shifted = x * 1.44269504088896341f + 12582912.0f;
-    v8f n = shifted - 12582912.0f;
-    v8f r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    v8f p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    v8f y = p * (r * r) + r + 1.0f;
-    v8u bits = (v8u)y + ((v8u)shifted << 23);
-    *x_p = (v8f)((v8i)bits & ~tiny);
 }
 
 // Scratch of one block and up to QUERIES queries.

@@ -363,6 +363,34 @@ static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
     gpw_model_free(model);
 }
 
+// Without verification each token shows what was kept: a prompt that was computed here and one whose
+// prefix was fetched answer alike, and differ from the exact answer.
+static void what_queries_choose_does_not_depend_on_what_was_stored(void **state)
+{
+    (void)state;
+    world_t world;
+    open_kept(&world, 5, 2, 0);
+    static answer_t answers[2];
+    const pooled_t *what = &pool[23];
+    for (uint32_t i = 0; i < 2; i++) {
+        gpw_request_params_t params = swapped_params(what);
+        params.compressor = "snapkv";
+        params.verify = GPW_VERIFY_OFF;
+        answer_submit(world.workers[i].worker, &params, &answers[i]);
+        world_run(&world, 3000000);
+        assert_true(answers[i].finished);
+        assert_int_equal(answers[i].status, AS_OK);
+    }
+    answer_compare(&answers[1], &answers[0], "with a fetched prefix");
+    assert_int_equal(answers[0].usage.cached_tokens, 0);
+    assert_true(answers[1].usage.cached_tokens > 0);
+    assert_true(
+        memcmp(answers[0].hashes, what->expected.hashes, answers[0].count * sizeof(uint64_t)) != 0);
+    check_leaks(&world, 5);
+    world_close(&world);
+    gpw_model_free(model);
+}
+
 // One store of three is killed at some moment of an answer: with two copies of each block nothing is
 // computed again.
 static void a_store_that_dies_costs_no_block_of_which_there_are_two_copies(void **state)
@@ -524,6 +552,7 @@ int main(void)
     as_fault_arm_chance(AS_FAULT_swap_slot_reused, 1000000, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
+        cmocka_unit_test(what_queries_choose_does_not_depend_on_what_was_stored),
         cmocka_unit_test(a_store_that_dies_costs_no_block_of_which_there_are_two_copies),
         cmocka_unit_test(stores_that_drain_one_after_the_other_cost_no_block),
         cmocka_unit_test(

@@ -1,77 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressors against plain formulas: what a segment attends to, what it holds exactly, and the
 // bytes it takes.
-#include <malloc.h>
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <cmocka.h>
-
-#include "common/mem.h"
-#include "gpuworker/resident/compressor.h"
+#include "compressor_fixture.h"
 #include "gpuworker/resident/kivi.h"
-#include "gpuworker/resident/partials.h"
-#include "kernels/f16.h"
-
-typedef struct sample {
-    as_shape_t shape;
-    uint32_t blocks;
-    krn_f16 *extents; // [block][layer]
-    float *q;         // [rows][q_heads][dim]
-    uint32_t rows;
-} sample_t;
-
-static float noise(uint64_t *state)
-{
-    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
-    return (float)(*state >> 40) / 8388608.0f - 1.0f;
-}
-
-static sample_t sample_make(as_shape_t shape, uint32_t blocks, uint32_t rows)
-{
-    sample_t s = {.shape = shape, .blocks = blocks, .rows = rows};
-    uint64_t state = 99 + shape.head_dim;
-    size_t elements = as_block_bytes(&shape) / sizeof(krn_f16) * blocks;
-    s.extents = as_mem_alloc(elements * sizeof(krn_f16));
-    for (size_t i = 0; i < elements; i++) {
-        float channel = (float)(i % shape.head_dim % 7) - 3.0f; // channels differ, as real keys' do
-        s.extents[i] = krn_f16_from_float(noise(&state) + channel);
-    }
-    size_t queries = (size_t)rows * shape.q_heads * shape.head_dim;
-    s.q = as_mem_alloc(queries * sizeof(float));
-    for (size_t i = 0; i < queries; i++) {
-        s.q[i] = noise(&state);
-    }
-    return s;
-}
-
-static void sample_free(sample_t *s)
-{
-    as_mem_free(s->extents);
-    as_mem_free(s->q);
-}
-
-static krn_f16 *extent_of(const sample_t *s, uint32_t block, uint32_t layer)
-{
-    return s->extents + (as_block_bytes(&s->shape) * block + as_extent_bytes(&s->shape) * layer) /
-                            sizeof(krn_f16);
-}
-
-// Value (part 0: K, 1: V) as the compressor is to see it.
-typedef double (*value_fn)(const sample_t *s, uint32_t layer, uint32_t part, uint32_t head,
-                           uint32_t token, uint32_t channel);
-
-static double exact_value(const sample_t *s, uint32_t layer, uint32_t part, uint32_t head,
-                          uint32_t token, uint32_t channel)
-{
-    uint32_t size = s->shape.block_tokens;
-    size_t at = as_extent_offset(&s->shape, part, head, token % size) + channel;
-    return krn_f16_to_float(extent_of(s, token / size, layer)[at]);
-}
 
 static const gpw_compressor_params_t *kivi_params;
 
@@ -99,121 +30,6 @@ static double kivi_value(const sample_t *s, uint32_t layer, uint32_t part, uint3
     return code * scale + low;
 }
 
-typedef struct held {
-    bool (*holds)(uint32_t block, uint32_t blocks);
-    value_fn value;
-} held_t;
-
-static bool holds_all(uint32_t block, uint32_t blocks)
-{
-    (void)block;
-    (void)blocks;
-    return true;
-}
-
-// Plain softmax attention in double precision; returns the largest error of out against `partials`,
-// relative to the largest output.
-static double attention_error(const sample_t *s, const held_t *held, uint32_t layer,
-                              const krn_partials_t *partials)
-{
-    uint32_t dim = s->shape.head_dim, tokens = s->blocks * s->shape.block_tokens;
-    uint32_t group = s->shape.q_heads / s->shape.kv_heads;
-    double worst = 0, largest = 0;
-    double *weights = malloc(tokens * sizeof(double));
-    for (uint32_t pair = 0; pair < s->rows * s->shape.q_heads; pair++) {
-        uint32_t head = pair % s->shape.q_heads / group;
-        double max = -INFINITY, sum = 0;
-        for (uint32_t t = 0; t < tokens; t++) {
-            weights[t] = -INFINITY;
-            if (held->holds(t / s->shape.block_tokens, s->blocks)) {
-                double dot = 0;
-                for (uint32_t c = 0; c < dim; c++) {
-                    dot += s->q[(size_t)pair * dim + c] * held->value(s, layer, 0, head, t, c);
-                }
-                weights[t] = dot / sqrt(dim);
-            }
-            max = weights[t] > max ? weights[t] : max;
-        }
-        for (uint32_t t = 0; t < tokens; t++) {
-            weights[t] = exp(weights[t] - max);
-            sum += weights[t];
-        }
-        for (uint32_t c = 0; c < dim; c++) {
-            double out = 0;
-            for (uint32_t t = 0; t < tokens; t++) {
-                out += weights[t] > 0 ? weights[t] * held->value(s, layer, 1, head, t, c) : 0;
-            }
-            out /= sum;
-            double got = partials->out[(size_t)pair * dim + c] / partials->sum[pair];
-            worst = fabs(got - out) > worst ? fabs(got - out) : worst;
-            largest = fabs(out) > largest ? fabs(out) : largest;
-        }
-    }
-    free(weights);
-    return worst / largest;
-}
-
-static gpw_segment_options_t options_for(const sample_t *s, const gpw_compressor_params_t *params)
-{
-    gpw_segment_options_t options = {
-        .params = params, .shape = s->shape, .ops = krn_cpu(), .blocks_max = s->blocks};
-    return options;
-}
-
-static gpw_segment_t *seal_all(const sample_t *s, const gpw_compressor_t *compressor,
-                               const gpw_compressor_params_t *params)
-{
-    gpw_segment_options_t options = options_for(s, params);
-    gpw_segment_t *segment;
-    assert_int_equal(compressor->open(&options, &segment), AS_OK);
-    assert_int_equal(compressor->reserve(segment, s->blocks), AS_OK);
-    for (uint32_t layer = 0; layer < s->shape.layers; layer++) {
-        for (uint32_t b = 0; b < s->blocks; b++) {
-            compressor->seal(segment, layer, b, extent_of(s, b, layer));
-        }
-    }
-    return segment;
-}
-
-typedef struct attended {
-    float *memory, *scratch;
-    size_t floats;
-    krn_partials_t partials;
-} attended_t;
-
-static attended_t attend(const sample_t *s, const gpw_compressor_t *compressor,
-                         const gpw_segment_t *segment, uint32_t layer, uint32_t threads)
-{
-    attended_t a = {0};
-    krn_pool_t *pool;
-    size_t pairs = (size_t)s->rows * s->shape.q_heads;
-    assert_int_equal(krn_pool_alloc(threads, &pool), AS_OK);
-    a.floats = pairs * (s->shape.head_dim + 2);
-    a.memory = as_mem_alloc(a.floats * sizeof(float));
-    a.scratch = as_mem_alloc(gpw_segment_scratch_bytes(&s->shape, s->rows));
-    a.partials = gpw_partials_carve(a.memory, pairs, s->shape.head_dim);
-    gpw_segment_attend_t args = {.pool = pool,
-                                 .layer = layer,
-                                 .rows = s->rows,
-                                 .scale = 1.0f / sqrtf((float)s->shape.head_dim),
-                                 .q = s->q,
-                                 .out = &a.partials,
-                                 .scratch = a.scratch};
-    compressor->attend(segment, &args);
-    krn_pool_free(pool);
-    as_mem_free(a.scratch);
-    return a;
-}
-
-static const as_shape_t shapes[] = {
-    {2, 4, 2, 16, 16, AS_ELEMENT_F16},  // blocks shorter than a group
-    {2, 9, 3, 64, 64, AS_ELEMENT_F16},  // SmolLM2's heads
-    {1, 6, 1, 48, 64, AS_ELEMENT_F16},  // a last channel group of 16
-    {1, 5, 1, 80, 50, AS_ELEMENT_F16},  // odd block, one head for five
-    {1, 2, 2, 256, 32, AS_ELEMENT_F16}, // the widest head
-    {2, 8, 8, 32, 256, AS_ELEMENT_F16}, // no grouping, the longest block
-};
-
 static void kivi_attends_to_what_its_formula_says(void **state)
 {
     (void)state;
@@ -225,7 +41,7 @@ static void kivi_attends_to_what_its_formula_says(void **state)
                 kivi_params = &kivi->params;
                 gpw_segment_t *segment = seal_all(&s, kivi, &kivi->params);
                 attended_t a = attend(&s, kivi, segment, shapes[i].layers - 1, 1);
-                held_t held = {holds_all, kivi_value};
+                held_t held = {.value = kivi_value};
                 double error = attention_error(&s, &held, shapes[i].layers - 1, &a.partials);
                 if (error > 2e-5) {
                     fail_msg("shape %zu, %s: error %g", i, kivi->name, error);
@@ -247,7 +63,7 @@ static void kivi_comes_closer_with_more_bits(void **state)
         const gpw_compressor_t *kivi = gpw_compressor_find(four ? "kivi4" : "kivi2");
         gpw_segment_t *segment = seal_all(&s, kivi, &kivi->params);
         attended_t a = attend(&s, kivi, segment, 0, 1);
-        held_t held = {holds_all, exact_value};
+        held_t held = {.value = exact_value};
         errors[four] = attention_error(&s, &held, 0, &a.partials);
         assert_null(kivi->extent(segment, 0, 0));
         as_mem_free(a.memory);
@@ -278,9 +94,15 @@ static void a_constant_group_decodes_to_its_value(void **state)
 static const gpw_compressor_params_t small_window = {.sink_tokens = 4, .window_tokens = 40};
 
 // 40 tokens of window are three blocks of 16.
-static bool streaming_holds(uint32_t block, uint32_t blocks)
+static bool streaming_holds_block(uint32_t block, uint32_t blocks)
 {
     return block == 0 || block + 3 >= blocks;
+}
+
+static bool streaming_holds(const held_t *held, uint32_t kv_head, uint32_t token)
+{
+    (void)kv_head;
+    return streaming_holds_block(token / held->sample->shape.block_tokens, held->sample->blocks);
 }
 
 static void streaming_attends_to_sinks_and_window_exactly(void **state)
@@ -291,11 +113,11 @@ static void streaming_attends_to_sinks_and_window_exactly(void **state)
         sample_t s = sample_make(shapes[0], blocks, 2);
         gpw_segment_t *segment = seal_all(&s, streaming, &small_window);
         attended_t a = attend(&s, streaming, segment, 1, 1);
-        held_t held = {streaming_holds, exact_value};
+        held_t held = {.holds = streaming_holds, .value = exact_value, .sample = &s};
         assert_true(attention_error(&s, &held, 1, &a.partials) < 1e-5);
         for (uint32_t b = 0; b < blocks; b++) {
             const void *extent = streaming->extent(segment, 1, b);
-            assert_true((extent != NULL) == streaming_holds(b, blocks));
+            assert_true((extent != NULL) == streaming_holds_block(b, blocks));
             if (extent) {
                 assert_memory_equal(extent, extent_of(&s, b, 1), as_extent_bytes(&s.shape));
             }
@@ -412,6 +234,17 @@ static void bytes_are_those_that_are_allocated(void **state)
     sample_free(&s);
 }
 
+// Nothing of it may then reach another session.
+static void a_method_that_looks_at_queries_is_not_free_of_them(void **state)
+{
+    (void)state;
+    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+        assert_true((c->observe != NULL) == !(c->flags & GPW_COMPRESSOR_QUERY_FREE));
+        assert_true(!c->observe || (c->params.window_tokens > 0 &&
+                                    c->params.window_tokens <= GPW_OBSERVED_ROWS_MAX));
+    }
+}
+
 static void shapes_that_do_not_fit_are_refused(void **state)
 {
     (void)state;
@@ -483,6 +316,7 @@ int main(void)
         cmocka_unit_test(threads_and_rows_do_not_change_a_bit),
         cmocka_unit_test(portable_and_vector_code_give_the_same_bits),
         cmocka_unit_test(bytes_are_those_that_are_allocated),
+        cmocka_unit_test(a_method_that_looks_at_queries_is_not_free_of_them),
         cmocka_unit_test(shapes_that_do_not_fit_are_refused),
         cmocka_unit_test(every_failed_allocation_is_survived),
         cmocka_unit_test(the_names_are_those_of_the_table_and_none),

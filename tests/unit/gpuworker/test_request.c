@@ -293,30 +293,38 @@ static void unverified_drafts_leave_as_they_come(void **state)
     rig_close(&rig);
 }
 
-static void every_failed_allocation_ends_the_request_or_nothing(void **state)
+static void fail_allocations(rig_t *rig, const char *compressor)
 {
-    (void)state;
-    as_log_set_level(AS_LOG_ERROR);
-    rig_t rig = rig_open(small_worker());
     bool completed = false;
     for (uint64_t n = 1; !completed; n++) {
         static answer_t answer;
         gpw_request_params_t params = usual();
+        params.compressor = compressor;
         gpw_request_events_t events = {&answer, answer_on_tokens, answer_on_finish};
         char error[256];
         answer = (answer_t){0};
         as_mem_fail_nth(0);
         as_mem_fail_nth(n);
         as_status_t status =
-            gpw_worker_submit(rig.worker, &params, &events, error, sizeof(error), &answer.id);
+            gpw_worker_submit(rig->worker, &params, &events, error, sizeof(error), &answer.id);
         if (status == AS_OK) {
-            rig_run(&rig);
+            rig_run(rig);
             assert_true(answer.finished);
             status = answer.status;
         }
         completed = as_mem_fail_nth(0) < n;
         assert_int_equal(status, completed ? AS_OK : AS_ERR_NO_MEMORY);
-        expect_nothing_left(&rig);
+        expect_nothing_left(rig);
+    }
+}
+
+static void every_failed_allocation_ends_the_request_or_nothing(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    rig_t rig = rig_open(small_worker());
+    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+        fail_allocations(&rig, c->name);
     }
     rig_close(&rig);
     as_log_set_level(AS_LOG_INFO);

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choosing tokens by their scores: what selectors have in common.
+#ifndef GPW_SELECT_H
+#define GPW_SELECT_H
+
+#include <stdint.h>
+
+// out[i] = the greatest of x[i - width / 2 .. i + width / 2], as far as there are any; `width` is
+// odd.
+void gpw_select_pool_max(const float *x, uint32_t count, uint32_t width, float *out);
+// Writes the indices of the `keep` greatest of x[count], ascending; of equal ones the lower index
+// is taken. No x is negative or NaN; infinity is fine. keep <= count.
+void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *indices);
+
+#endif
