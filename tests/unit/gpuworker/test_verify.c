@@ -121,6 +121,39 @@ static void a_small_model_verifies_to_the_same_bits(void **state)
     gpw_model_free(model);
 }
 
+// Around the ends of blocks, of the newest tokens that are never sealed, and of what a compressor
+// looks at; with one token there is nothing to look back to.
+static void short_prompts_verify_to_the_same_bits(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 31, 32, 33, 47, 48, 49, 63, 64, 65};
+    static answer_t expected, answers[8];
+    gpw_model_t *model = tiny_load(3);
+    gpw_worker_options_t options = rig_options(model, 16);
+    options.sessions_max = BATCH;
+    rig_t rig = rig_open(options);
+    int32_t tokens[65];
+    for (uint32_t p = 0; p < sizeof(counts) / sizeof(counts[0]); p++) {
+        prompt_make(tokens, counts[p], 0, 300 + p);
+        gpw_request_params_t params = request_params(tokens, counts[p], 40);
+        answer_submit(rig.worker, &params, &expected);
+        params.horizon = 4;
+        params.horizon_set = true;
+        uint32_t count = 0;
+        for (const gpw_compressor_t *c = gpw_compressors(); c->name && count < 8; c++) {
+            params.compressor = c->name;
+            answer_submit(rig.worker, &params, &answers[count++]);
+        }
+        rig_run(&rig);
+        for (uint32_t i = 0; i < count; i++) {
+            assert_int_equal(answers[i].status, AS_OK);
+            answer_compare(&answers[i], &expected, gpw_compressors()[i].name);
+        }
+    }
+    rig_close(&rig);
+    gpw_model_free(model);
+}
+
 // Prompts from the golden text, each from another place; a few are long enough for StreamingLLM to
 // drop blocks.
 static void real_prompts(grid_t *grid)
@@ -167,12 +200,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_small_model_verifies_to_the_same_bits),
+        cmocka_unit_test(short_prompts_verify_to_the_same_bits),
         cmocka_unit_test(the_real_model_verifies_to_the_same_bits),
     };
     // Instrumented code takes minutes for one answer of the real model; the small one runs the same
     // code.
     if (getenv("ASSAY_TEST_SANITIZED")) {
-        const struct CMUnitTest small[] = {tests[0]};
+        const struct CMUnitTest small[] = {tests[0], tests[1]};
         return cmocka_run_group_tests(small, NULL, NULL);
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
