@@ -12,6 +12,7 @@
 
 static void update_load(gpw_engine_t *engine)
 {
+    engine->load_changed = false;
     uint64_t queued = 0;
     for (const gpw_request_t *r = engine->first; r; r = r->next) {
         queued += r->step <= GPW_STEP_PREFILL ? r->token_count : 0;
@@ -36,16 +37,22 @@ void gpw_engine_kick(gpw_engine_t *engine)
     }
 }
 
+// One that computes is given its turn by the batch.
+static bool wants_turn(const gpw_request_t *request)
+{
+    return request->runnable && !request->computing;
+}
+
 // The next runnable request after the one that went last; NULL: none.
 static gpw_request_t *next_in_turn(gpw_engine_t *engine)
 {
     for (gpw_request_t *r = engine->turn; r; r = r->next) {
-        if (r->runnable) {
+        if (wants_turn(r)) {
             return r;
         }
     }
     for (gpw_request_t *r = engine->first; r != engine->turn; r = r->next) {
-        if (r->runnable) {
+        if (wants_turn(r)) {
             return r;
         }
     }
@@ -74,27 +81,32 @@ static void remove_request(gpw_engine_t *engine, gpw_request_t *request)
     gpw_worker_request_gone(worker);
 }
 
+static void take_turn(gpw_engine_t *engine, gpw_request_t *request)
+{
+    engine->turn = request->next;
+    request->runnable = false;
+    gpw_turn_t turn = gpw_steps[request->step].turn(request);
+    request->runnable |= turn == GPW_TURN_AGAIN;
+    request->computing = turn == GPW_TURN_COMPUTE;
+    if (request->released && request->goodbye) {
+        remove_request(engine, request);
+    }
+}
+
 static void tick(void *ctx)
 {
     gpw_engine_t *engine = ctx;
     engine->ticking = false;
     gpw_request_t *request = next_in_turn(engine);
-    if (!request) {
-        return;
+    if (request) {
+        take_turn(engine, request);
+    } else {
+        gpw_batch_run(engine);
     }
-    engine->turn = request->next;
-    request->runnable = false;
-    gpw_step_t step = request->step;
-    if (gpw_steps[step].turn(request) == GPW_TURN_AGAIN) {
-        request->runnable = true;
-    }
-    if (request->step != step) {
+    if (engine->load_changed) {
         update_load(engine);
     }
-    if (request->released && request->goodbye) {
-        remove_request(engine, request);
-    }
-    if (next_in_turn(engine)) {
+    if (next_in_turn(engine) || gpw_batch_busy(engine)) {
         gpw_engine_kick(engine);
     }
 }
@@ -218,41 +230,19 @@ static as_status_t slot_init(gpw_engine_t *engine, gpw_forward_slot_t *slot, uin
     if (!slot->positions) {
         return AS_ERR_NO_MEMORY;
     }
-    return gpw_forward_alloc(engine->options.model, engine->options.ops, engine->pool, rows_max,
-                             &slot->forward);
-}
-
-static size_t attention_scratch_bytes(const as_shape_t *shape)
-{
-    size_t most = 0;
-    for (uint32_t rows = 1; rows <= GPW_FORWARD_CHUNK_ROWS; rows++) {
-        size_t bytes = krn_attention_scratch_bytes(rows, shape->q_heads, shape->head_dim);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
+    return gpw_forward_alloc(engine->batch.workspace, rows_max, &slot->forward);
 }
 
 static as_status_t alloc_scratch(gpw_engine_t *engine)
 {
-    const as_shape_t *shape = &engine->shape;
-    size_t blocks = engine->options.context_max / shape->block_tokens + 2;
+    size_t blocks = engine->options.context_max / engine->shape.block_tokens + 2;
     size_t vocab = engine->options.model->vocab;
-    size_t partials = (size_t)shape->q_heads * (shape->head_dim + 2) * sizeof(float);
-    engine->attention_scratch = as_mem_aligned(64, attention_scratch_bytes(shape));
-    engine->segment_scratch = as_mem_aligned(64, gpw_segment_scratch_bytes(shape, 1));
-    engine->lse = as_mem_zalloc((size_t)GPW_FORWARD_CHUNK_ROWS * shape->q_heads, sizeof(float));
     engine->observe_scratch =
-        as_mem_aligned(64, gpw_segment_observe_bytes(shape, engine->options.context_max));
-    engine->partials[0] = as_mem_aligned(64, partials);
-    engine->partials[1] = as_mem_aligned(64, partials);
-    engine->pages = as_mem_zalloc(blocks, sizeof(*engine->pages));
+        as_mem_aligned(64, gpw_segment_observe_bytes(&engine->shape, engine->options.context_max));
     engine->block_keys = as_mem_zalloc(blocks, sizeof(*engine->block_keys));
     engine->block_nodes = as_mem_zalloc(blocks, sizeof(*engine->block_nodes));
-    engine->logits = as_mem_aligned(64, GPW_LOGITS_ROWS * vocab * sizeof(float));
     engine->choose_scratch = as_mem_aligned(64, 2 * vocab * sizeof(float));
-    bool complete = engine->lse && engine->observe_scratch && engine->attention_scratch &&
-                    engine->segment_scratch && engine->partials[0] && engine->partials[1] &&
-                    engine->pages && engine->block_keys && engine->block_nodes && engine->logits &&
+    bool complete = engine->observe_scratch && engine->block_keys && engine->block_nodes &&
                     engine->choose_scratch;
     return complete ? AS_OK : AS_ERR_NO_MEMORY;
 }
@@ -287,6 +277,9 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     as_status_t status = krn_pool_alloc(options->threads, &engine->pool);
     if (status == AS_OK) {
         status = alloc_scratch(engine);
+    }
+    if (status == AS_OK) {
+        status = gpw_batch_init(engine);
     }
     if (status == AS_OK) {
         status = alloc_forwards(engine);
@@ -344,19 +337,13 @@ void gpw_engine_free(gpw_engine_t *engine)
     for (uint32_t i = 0; i < GPW_PREFILLS_MAX; i++) {
         slot_fini(&engine->long_forwards[i]);
     }
+    gpw_batch_fini(engine); // the last that uses the pool
     as_timer_free(engine->alarm);
     as_timer_free(engine->tick_timer);
     krn_pool_free(engine->pool);
-    as_mem_free(engine->attention_scratch);
-    as_mem_free(engine->segment_scratch);
-    as_mem_free(engine->lse);
     as_mem_free(engine->observe_scratch);
-    as_mem_free(engine->partials[0]);
-    as_mem_free(engine->partials[1]);
-    as_mem_free(engine->pages);
     as_mem_free(engine->block_keys);
     as_mem_free(engine->block_nodes);
-    as_mem_free(engine->logits);
     as_mem_free(engine->choose_scratch);
     as_mem_free(engine);
 }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine: which request takes the next unit of compute. It owns what requests share: kernels'
-// pool, scratch, forward passes, the device's budget.
+// The engine: whose turn it is, and when the batch computes. It owns what requests share: kernels'
+// pool, batch, forward passes, the device's budget.
 //
-// One tick takes one turn of one runnable request, in rotation, then posts itself again: so the
-// loop's events run between ticks, and the same code runs on a thread of its own or inside a
-// simulation.
+// One tick takes one turn of one runnable request, in rotation, or, when nobody wants one, runs a
+// unit of the batch (decode/batch.h); then it posts itself again: so the loop's events run between
+// ticks, and the same code runs on a thread of its own or inside a simulation. Turns come first
+// since they compute little, and what they hand to the batch shares its steps.
 #ifndef GPW_ENGINE_H
 #define GPW_ENGINE_H
 
+#include "gpuworker/decode/batch.h"
 #include "gpuworker/metrics.h"
 #include "gpuworker/resident/pages.h"
 #include "gpuworker/request.h"
 
 #define GPW_PREFILLS_MAX                                                                           \
     2u // passes of many rows at once: one computes while the other waits for a fetch
-#define GPW_LOGITS_ROWS 16u // logits rows computed together
-#define GPW_UNIT_ROWS   64u // a unit of compute is about this many (row, layer) pairs
 
 typedef struct gpw_engine {
     gpw_worker_options_t options;
@@ -24,17 +24,12 @@ typedef struct gpw_engine {
     gpw_link_t *link;
     krn_pool_t *pool;
     gpw_device_t device;
+    gpw_batch_t batch;
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
     gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
-    void *attention_scratch;
-    float *segment_scratch;
-    float *lse;            // [GPW_FORWARD_CHUNK_ROWS][q_heads]
     void *observe_scratch; // gpw_segment_observe_bytes of the longest context
-    float *partials[2];    // of one row: the total, one run of the tail
-    krn_page_t *pages;     // [blocks of the longest context]
-    as_key_t *block_keys;  // [the same]: arguments of a transfer
+    as_key_t *block_keys;  // [blocks of the longest context]: arguments of a transfer
     uint64_t *block_nodes;
-    float *logits;         // [GPW_LOGITS_ROWS][vocab]
     float *choose_scratch; // [2][vocab]
 
     gpw_request_t *first, *last; // all, in order of arrival
@@ -43,6 +38,7 @@ typedef struct gpw_engine {
     as_task_t tick_task;
     as_timer_t *tick_timer; // simulation: a tick takes tick_us
     bool ticking;
+    bool load_changed;           // since it was last noted for heartbeats
     as_timer_t *alarm;           // deadlines and retries
     uint64_t alarm_us;           // when it is due; UINT64_MAX: not set
     bool warned_block_too_large; // for a store

@@ -34,6 +34,7 @@ gpw_turn_t gpw_request_go(gpw_request_t *request, gpw_step_t step)
     gpw_metric_add(GPW_METRIC_STEP_TOTAL + step, 1);
     request->step = step;
     request->step_us = now_us;
+    request->engine->load_changed = true;
     return GPW_TURN_AGAIN;
 }
 
@@ -233,6 +234,7 @@ static void give_up_session(gpw_request_t *request)
         engine->sessions--;
     }
     request->passing = false;
+    request->computing = false;
     request->drafting = false;
     request->draft_count = 0;
     request->recompute_to = 0;

@@ -5,8 +5,8 @@
 //   -> freed
 //                                                            \ RECOMPUTE /
 // A step has one name: of its function gpw_<step>_turn (decode/<step>.c), its state, its counter
-// and its histogram. A turn does one unit of compute, or nothing when it must wait; what it waits
-// for wakes it. Verified tokens leave in reply.c (at the end of PREFILL and VERIFY). Puts go on
+// and its histogram. A turn moves on, hands a forward pass to the batch, or does nothing when it must
+// wait; what it waits for wakes it. Verified tokens leave in reply.c (at the end of PREFILL and VERIFY). Puts go on
 // beside the steps; PUBLISH only waits for those that are left when the answer is complete. When
 // memory for a recompute is short, the request lets go of everything and returns to ADMIT: what it
 // has said so far is then part of its prompt, so the same bits follow.
@@ -44,11 +44,6 @@ typedef enum gpw_step {
     GPW_STEP_COUNT
 } gpw_step_t;
 
-typedef enum gpw_turn {
-    GPW_TURN_WAIT, // nothing to do before something wakes the request
-    GPW_TURN_AGAIN // a unit was done, or the step changed
-} gpw_turn_t;
-
 struct gpw_engine;
 struct gpw_worker;
 
@@ -79,10 +74,12 @@ typedef struct gpw_request {
     uint64_t prefill_us; // when its prompt's computation began; 0: it waits for what is loaded, too
 
     gpw_step_t step;
-    bool runnable;
-    bool finished; // the outcome is decided and on its way to the io loop
-    bool released; // nothing of it is left but itself
-    bool goodbye;  // the io loop will not touch the request again
+    bool runnable;   // wants a turn
+    bool computing;  // its pass is in the batch
+    uint64_t served; // when the batch last took rows of it, counted in such takes; 0: never
+    bool finished;   // the outcome is decided and on its way to the io loop
+    bool released;   // nothing of it is left but itself
+    bool goodbye;    // the io loop will not touch the request again
     bool holds_session;
     int32_t *tokens; // [tokens_max]: prompt, emitted; behind them the drafts
     uint32_t token_count, prompt_count, tokens_max;
@@ -107,6 +104,7 @@ typedef struct gpw_request {
     uint32_t exact_tokens; // tokens whose K and V are exact although nothing is verified
     uint32_t restarts;
     uint64_t draft_us, verify_us; // of the present round
+    uint32_t accepted_before;     // usage.accepted_tokens at its verification's begin
 
     gpw_transfer_t *route;
     gpw_put_t puts[GPW_PUTS_MAX];

@@ -289,6 +289,7 @@ void gpw_worker_options_init(gpw_worker_options_t *options)
         .queue_max = 32,
         .compressor = "kivi4",
         .horizon = 16,
+        .batch_rows = GPW_FORWARD_STEP_ROWS,
         .swap_ring_layers = 4,
         .cache_bytes_max = (uint64_t)2 << 30,
         .request_deadline_us = 600000000,
@@ -320,14 +321,15 @@ static as_status_t check_options(gpw_worker_options_t *o)
     o->swap_ring_layers = o->swap_ring_layers < model->layers ? o->swap_ring_layers : model->layers;
     bool counts = o->threads > 0 && o->sessions_max > 0 && o->sessions_max <= GPW_REQUESTS_MAX &&
                   o->queue_max <= GPW_REQUESTS_MAX && o->horizon <= GPW_HORIZON_MAX &&
+                  o->batch_rows > 0 && o->batch_rows <= GPW_FORWARD_STEP_ROWS &&
                   o->swap_ring_layers > 0 && o->block_tokens > 0 &&
                   o->block_tokens <= AS_BLOCK_TOKENS_MAX && o->context_max > 1;
     if (!counts || !o->compressor || !find_compressor(o->compressor, &compressor)) {
         AS_ERROR("worker",
-                 "options out of range: sessions %u queue %u horizon %u ring %u block %u "
+                 "options out of range: sessions %u queue %u horizon %u batch %u ring %u block %u "
                  "compressor %s",
-                 o->sessions_max, o->queue_max, o->horizon, o->swap_ring_layers, o->block_tokens,
-                 o->compressor ? o->compressor : "");
+                 o->sessions_max, o->queue_max, o->horizon, o->batch_rows, o->swap_ring_layers,
+                 o->block_tokens, o->compressor ? o->compressor : "");
         return AS_ERR_CONFIG;
     }
     as_shape_t shape = gpw_model_shape(model, o->block_tokens);

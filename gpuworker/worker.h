@@ -95,6 +95,7 @@ typedef struct gpw_worker_options {
     uint32_t queue_max;        // requests that wait; more are AS_ERR_BUSY
     const char *compressor;    // default
     uint32_t horizon;          // default
+    uint32_t batch_rows;       // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;

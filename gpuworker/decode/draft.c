@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step DRAFT: tokens decoded on the resident cache, one forward pass of one row a turn.
+// The step DRAFT: tokens decoded on the resident cache, a pass of one row each, in step with the
+// drafts of other sessions.
 //
 // Attention is the segment's partial merged with that of the tail: exact blocks behind the segment,
 // then the provisional pages with the draft's own K and V. Without verification (verify: off) there
@@ -14,40 +15,35 @@
 #define EARLY_STEPS                                                                                \
     4u // draft steps before a draft's end at which its swap begins: they hide the first layers' way
 
-typedef struct draft_row {
-    gpw_request_t *request;
-    int32_t token, position;
-} draft_row_t;
-
 static uint8_t *tail_extent(const gpw_request_t *request, uint32_t block, uint32_t layer)
 {
     uint8_t *extent = request->drafting ? gpw_tail_extent(&request->tail, block, layer) : NULL;
     return extent ? extent : gpw_blocks_extent(&request->blocks, block, layer);
 }
 
-static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, const float *q,
-                   const krn_f16 *k, const krn_f16 *v, float *out)
+static void attend(gpw_request_t *request, const gpw_pass_rows_t *rows)
 {
-    draft_row_t *row = ctx;
-    gpw_request_t *request = row->request;
-    gpw_engine_t *engine = request->engine;
+    const gpw_engine_t *engine = request->engine;
+    const gpw_attend_scratch_t *scratch = rows->scratch;
     const as_shape_t *shape = &engine->shape;
     const gpw_sealed_t *sealed = &request->sealed;
-    AS_ASSERT(row0 == 0 && rows == 1);
-    uint32_t last = (uint32_t)row->position / shape->block_tokens;
-    gpw_extent_store(shape, tail_extent(request, last, layer), (uint32_t)row->position, k, v);
+    AS_ASSERT(rows->rows == 1);
+    uint32_t position = request->pass.position;
+    uint32_t last = position / shape->block_tokens;
+    gpw_extent_store(shape, tail_extent(request, last, rows->layer), position, rows->k, rows->v);
     uint32_t count = 0;
     for (uint32_t b = sealed->blocks; b <= last; b++) {
-        engine->pages[count++] = gpw_page(shape, tail_extent(request, b, layer), b);
+        scratch->pages[count++] = gpw_page(shape, tail_extent(request, b, rows->layer), b);
     }
-    krn_partials_t total = gpw_partials_carve(engine->partials[0], shape->q_heads, shape->head_dim);
-    gpw_segment_attend_t segment_args = {.pool = engine->pool,
-                                         .layer = layer,
+    krn_partials_t total =
+        gpw_partials_carve(scratch->partials[0], shape->q_heads, shape->head_dim);
+    gpw_segment_attend_t segment_args = {.pool = scratch->pool,
+                                         .layer = rows->layer,
                                          .rows = 1,
                                          .scale = 1.0f / sqrtf((float)shape->head_dim),
-                                         .q = q,
+                                         .q = rows->q,
                                          .out = &total,
-                                         .scratch = engine->segment_scratch};
+                                         .scratch = scratch->segment};
     sealed->compressor->attend(sealed->segment, &segment_args);
     krn_attention_args_t args = {.rows = 1,
                                  .q_heads = shape->q_heads,
@@ -55,48 +51,61 @@ static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, cons
                                  .dim = shape->head_dim,
                                  .capacity = shape->block_tokens,
                                  .scale = segment_args.scale,
-                                 .q = q,
-                                 .positions = &row->position,
-                                 .pages = engine->pages,
+                                 .q = rows->q,
+                                 .positions = request->pass.slot->positions,
+                                 .pages = scratch->pages,
                                  .page_count = count};
-    gpw_pages_attend(engine->options.ops, engine->pool, &args, engine->partials[1], &total);
-    engine->options.ops->normalise(&total, shape->q_heads, shape->head_dim, out);
+    gpw_pages_attend(engine->options.ops, scratch->pool, &args, scratch->partials[1], &total);
+    engine->options.ops->normalise(&total, shape->q_heads, shape->head_dim, rows->out);
 }
 
-// Runs the row; logits are in engine->logits. Returns the token that follows.
-static int32_t step(gpw_request_t *request, draft_row_t *row)
+static bool is_end(const gpw_request_t *request, int32_t token)
 {
-    gpw_engine_t *engine = request->engine;
-    gpw_forward_t *forward = request->forward->forward;
-    gpw_forward_begin(forward, &row->token, &row->position, 1);
-    for (uint32_t layer = 0; layer < engine->shape.layers; layer++) {
-        gpw_forward_layer(forward, attend, row);
-    }
-    uint32_t first = 0;
-    gpw_forward_logits(forward, &first, 1, engine->logits);
-    return gpw_reply_choose(request, engine->logits, (uint32_t)row->position + 1);
+    const struct gpw_tokenizer *tokenizer = request->engine->options.model->tokenizer;
+    return !request->params.ignore_end && tokenizer && gpw_tokenizer_is_end(tokenizer, token);
 }
 
-static gpw_turn_t emit_unverified(gpw_request_t *request)
+// ---- Without verification ----------------------------------------------------------------------
+
+static gpw_turn_t emit_unverified(gpw_request_t *request, int32_t token, const float *logits)
 {
     gpw_blocks_t *blocks = &request->blocks;
-    as_status_t status = gpw_blocks_cover(blocks, request->token_count);
-    if (status != AS_OK) {
-        return gpw_request_fail(request, status, "no memory for the tail");
-    }
-    draft_row_t row = {request, request->tokens[request->token_count - 1],
-                       (int32_t)request->token_count - 1};
-    int32_t token = step(request, &row);
     blocks->tokens = request->token_count;
     request->usage.drafted_tokens++;
     gpw_metric_add(GPW_METRIC_DRAFTED_TOKENS_TOTAL, 1);
-    bool complete = gpw_reply_token(request, token, request->engine->logits);
+    bool complete = gpw_reply_token(request, token, logits);
     gpw_reply_flush(request);
     if (complete) {
         return gpw_reply_complete(request);
     }
     bool sealable = gpw_sealed_target(&blocks->shape, blocks->tokens) > request->sealed.blocks;
-    return sealable ? gpw_request_go(request, GPW_STEP_SEAL) : GPW_TURN_AGAIN;
+    return sealable ? gpw_request_go(request, GPW_STEP_SEAL) : gpw_draft_turn(request);
+}
+
+// ---- Drafts ------------------------------------------------------------------------------------
+
+// The row of the last token or draft is done: `logits` choose what follows it.
+static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+{
+    AS_ASSERT(count == 1);
+    uint32_t next = request->pass.position + 1;
+    int32_t token = gpw_reply_choose(request, logits, next);
+    gpw_pass_end(request);
+    if (!request->verify) {
+        return emit_unverified(request, token, logits);
+    }
+    request->tokens[next] = token;
+    request->draft_count++;
+    return gpw_draft_turn(request);
+}
+
+static const gpw_pass_kind_t draft_pass = {
+    .logits = GPW_LOGITS_LAST, .attend = attend, .complete = complete};
+
+static gpw_turn_t draft_next(gpw_request_t *request)
+{
+    uint32_t last = request->token_count + request->draft_count - 1;
+    return gpw_pass_begin(request, &draft_pass, request->forward, last, 1);
 }
 
 static void start_swap_early(gpw_request_t *request)
@@ -112,20 +121,34 @@ static void start_swap_early(gpw_request_t *request)
     (void)status;
 }
 
-static bool is_end(const gpw_request_t *request, int32_t token)
+static gpw_turn_t draft_unverified(gpw_request_t *request)
 {
-    const struct gpw_tokenizer *tokenizer = request->engine->options.model->tokenizer;
-    return !request->params.ignore_end && tokenizer && gpw_tokenizer_is_end(tokenizer, token);
+    as_status_t status = gpw_blocks_cover(&request->blocks, request->token_count);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the tail");
+    }
+    return draft_next(request);
+}
+
+// Whether the draft is as long as it gets.
+static bool is_complete(const gpw_request_t *request, uint32_t horizon)
+{
+    uint32_t count = request->draft_count;
+    return count >= horizon ||
+           (count > 0 && is_end(request, request->tokens[request->token_count + count - 1]));
 }
 
 gpw_turn_t gpw_draft_turn(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
+    if (request->passing) {
+        return gpw_pass_turn(request);
+    }
     if (request->keep_full || !request->sealed.segment) {
         return gpw_request_go(request, GPW_STEP_SWAP);
     }
     if (!request->verify) {
-        return emit_unverified(request);
+        return draft_unverified(request);
     }
     uint32_t left = gpw_request_drafts_left(request);
     uint32_t horizon = gpw_horizon_get(&request->horizon);
@@ -138,14 +161,8 @@ gpw_turn_t gpw_draft_turn(gpw_request_t *request)
     if (request->draft_count + EARLY_STEPS >= horizon) {
         start_swap_early(request);
     }
-    if (request->draft_count < horizon) {
-        uint32_t last = request->token_count + request->draft_count;
-        draft_row_t row = {request, request->tokens[last - 1], (int32_t)last - 1};
-        request->tokens[last] = step(request, &row);
-        request->draft_count++;
-        if (request->draft_count < horizon && !is_end(request, request->tokens[last])) {
-            return GPW_TURN_AGAIN;
-        }
+    if (!is_complete(request, horizon)) {
+        return draft_next(request);
     }
     request->drafting = false;
     request->draft_us = horizon ? as_loop_now_us(engine->loop) - request->draft_us : 0;

@@ -72,8 +72,9 @@ void gpw_observe_layer(gpw_request_t *request, uint32_t layer)
     gpw_engine_t *engine = request->engine;
     const gpw_pass_t *pass = &request->pass;
     uint32_t tokens = pass->position + pass->rows;
+    krn_page_t *pages = engine->batch.scratch.pages;
     for (uint32_t b = 0; b * engine->shape.block_tokens < tokens; b++) {
-        engine->pages[b] = gpw_page(&engine->shape, gpw_pass_extent(request, b, layer), b);
+        pages[b] = gpw_page(&engine->shape, gpw_pass_extent(request, b, layer), b);
     }
     gpw_segment_observe_t args = {
         .pool = engine->pool,
@@ -83,7 +84,7 @@ void gpw_observe_layer(gpw_request_t *request, uint32_t layer)
         .scale = 1.0f / sqrtf((float)engine->shape.head_dim),
         .q = request->observer.q,
         .lse = request->observer.lse,
-        .pages = engine->pages,
+        .pages = pages,
         .scratch = engine->observe_scratch,
     };
     request->sealed.compressor->observe(request->sealed.segment, &args);

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// One forward pass of consecutive positions over the full cache, a layer at a time.
+// One forward pass of one session, and attention over the full cache.
+//
+// In layer l a full pass waits until the swap (if any) has brought layer l; writes the rows' K and
+// V into the held blocks; attends over the pages of all blocks up to its last row, in absolute
+// order, wherever each lies: held, in the swap's ring, or exact in the segment. The pages' content
+// is the same bits in each place, so the results are too.
 #include "gpuworker/decode/pass.h"
 
 #include <math.h>
@@ -7,22 +12,96 @@
 #include "common/assert.h"
 #include "gpuworker/engine.h"
 
-void gpw_pass_begin(gpw_request_t *request, gpw_forward_slot_t *slot, uint32_t position,
-                    uint32_t rows)
+// Logits rows of one pass computed at once: those behind the first wrong draft are for nothing.
+#define LOGITS_ROWS_ONCE 16u
+
+static uint32_t rows_at_once(uint32_t rows)
+{
+    return rows < LOGITS_ROWS_ONCE ? rows : LOGITS_ROWS_ONCE;
+}
+
+gpw_turn_t gpw_pass_begin(gpw_request_t *request, const gpw_pass_kind_t *kind,
+                          gpw_forward_slot_t *slot, uint32_t position, uint32_t rows)
 {
     AS_ASSERT(!request->passing && rows > 0 && rows <= slot->rows_max);
     request->passing = true;
-    request->pass = (gpw_pass_t){.slot = slot, .position = position, .rows = rows};
+    request->pass =
+        (gpw_pass_t){.kind = kind,
+                     .slot = slot,
+                     .position = position,
+                     .rows = rows,
+                     .streams = kind->full && request->swap.transfer && !request->swap.abandoned};
+    if (kind->logits == GPW_LOGITS_LAST) {
+        request->pass.logits_row = rows - 1;
+        request->pass.logits_wanted = 1;
+    } else if (kind->logits == GPW_LOGITS_ALL) {
+        request->pass.logits_wanted = rows_at_once(rows);
+    }
     for (uint32_t r = 0; r < rows; r++) {
         slot->positions[r] = (int32_t)(position + r);
     }
     gpw_forward_begin(slot->forward, request->tokens + position, slot->positions, rows);
+    return GPW_TURN_COMPUTE;
 }
 
 void gpw_pass_end(gpw_request_t *request)
 {
     request->passing = false;
 }
+
+bool gpw_pass_more_logits(gpw_request_t *request, uint32_t count)
+{
+    gpw_pass_t *pass = &request->pass;
+    pass->logits_row += count;
+    pass->logits_wanted = rows_at_once(pass->rows - pass->logits_row);
+    return pass->logits_wanted > 0;
+}
+
+// ---- Between layers ----------------------------------------------------------------------------
+
+static gpw_swap_state_t state_of(gpw_request_t *request, uint32_t *hole_p)
+{
+    uint32_t layer = gpw_forward_next_layer(request->pass.slot->forward);
+    if (!request->pass.kind->full || layer == request->engine->shape.layers) {
+        return GPW_SWAP_READY;
+    }
+    return gpw_swap_layer(request, layer, hole_p);
+}
+
+gpw_turn_t gpw_pass_turn(gpw_request_t *request)
+{
+    uint32_t hole = 0;
+    switch (state_of(request, &hole)) {
+    case GPW_SWAP_READY:
+        return GPW_TURN_COMPUTE;
+    case GPW_SWAP_FAILED:
+        return request->pass.kind->failed(request, hole);
+    default:
+        return GPW_TURN_WAIT;
+    }
+}
+
+bool gpw_pass_ready(gpw_request_t *request)
+{
+    uint32_t hole = 0;
+    gpw_swap_state_t state = state_of(request, &hole);
+    request->computing = state == GPW_SWAP_READY;
+    request->runnable |= state == GPW_SWAP_FAILED; // its turn says what follows
+    return request->computing;
+}
+
+void gpw_pass_layer_done(gpw_request_t *request, uint32_t layer)
+{
+    const gpw_pass_kind_t *kind = request->pass.kind;
+    if (kind->after_layer) {
+        kind->after_layer(request, layer);
+    }
+    if (kind->full) {
+        gpw_swap_release(&request->swap, layer + 1);
+    }
+}
+
+// ---- Attention over the full cache -------------------------------------------------------------
 
 const uint8_t *gpw_pass_extent(const gpw_request_t *request, uint32_t block, uint32_t layer)
 {
@@ -40,35 +119,6 @@ const uint8_t *gpw_pass_extent(const gpw_request_t *request, uint32_t block, uin
     return extent;
 }
 
-static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, const float *q,
-                   const krn_f16 *k, const krn_f16 *v, float *out)
-{
-    gpw_request_t *request = ctx;
-    gpw_engine_t *engine = request->engine;
-    const gpw_pass_t *pass = &request->pass;
-    const as_shape_t *shape = &engine->shape;
-    gpw_rows_t new_rows = {.position = pass->position + row0, .count = rows, .k = k, .v = v};
-    gpw_blocks_store(&request->blocks, layer, &new_rows);
-    krn_attention_args_t args = {
-        .rows = rows,
-        .q_heads = shape->q_heads,
-        .kv_heads = shape->kv_heads,
-        .dim = shape->head_dim,
-        .capacity = shape->block_tokens,
-        .scale = 1.0f / sqrtf((float)shape->head_dim),
-        .q = q,
-        .positions = pass->slot->positions + row0,
-        .pages = engine->pages,
-        .page_count = (pass->position + row0 + rows - 1) / shape->block_tokens + 1,
-    };
-    float *lse = request->observer.rows ? engine->lse : NULL;
-    krn_attention(engine->options.ops, engine->pool, &args, out, lse, engine->attention_scratch);
-    if (lse) {
-        gpw_observed_rows_t observed = {.row0 = row0, .rows = rows, .q = q, .lse = lse};
-        gpw_observe_rows(request, &observed);
-    }
-}
-
 // A session that keeps its full cache takes what the swap brought into its own blocks.
 static void keep_layer(gpw_request_t *request, uint32_t layer)
 {
@@ -81,42 +131,40 @@ static void keep_layer(gpw_request_t *request, uint32_t layer)
     }
 }
 
-static void run_layer(gpw_request_t *request, uint32_t layer)
+void gpw_pass_attend_full(gpw_request_t *request, const gpw_pass_rows_t *rows)
 {
     gpw_engine_t *engine = request->engine;
-    gpw_pass_t *pass = &request->pass;
-    if (request->keep_full) {
-        keep_layer(request, layer);
+    const gpw_pass_t *pass = &request->pass;
+    const as_shape_t *shape = &engine->shape;
+    if (request->keep_full && rows->row0 == 0) {
+        keep_layer(request, rows->layer);
     }
-    pass->page_count = (pass->position + pass->rows - 1) / engine->shape.block_tokens + 1;
-    for (uint32_t b = 0; b < pass->page_count; b++) {
-        engine->pages[b] = gpw_page(&engine->shape, gpw_pass_extent(request, b, layer), b);
+    gpw_rows_t new_rows = {
+        .position = pass->position + rows->row0, .count = rows->rows, .k = rows->k, .v = rows->v};
+    gpw_blocks_store(&request->blocks, rows->layer, &new_rows);
+    uint32_t last = pass->position + rows->row0 + rows->rows - 1;
+    uint32_t pages = last / shape->block_tokens + 1;
+    for (uint32_t b = 0; b < pages; b++) {
+        rows->scratch->pages[b] = gpw_page(shape, gpw_pass_extent(request, b, rows->layer), b);
     }
-    gpw_forward_layer(pass->slot->forward, attend, request);
-}
-
-gpw_pass_state_t gpw_pass_run(gpw_request_t *request, gpw_pass_layer_fn after_layer,
-                              uint32_t *hole_p)
-{
-    gpw_engine_t *engine = request->engine;
-    gpw_pass_t *pass = &request->pass;
-    uint32_t layers = engine->shape.layers;
-    // A simulated tick is one layer: so that more can happen in between.
-    uint32_t unit = engine->options.tick_us ? 1 : GPW_UNIT_ROWS / pass->rows;
-    uint32_t layer = gpw_forward_next_layer(pass->slot->forward);
-    for (uint32_t done = 0; layer < layers && (done == 0 || done < unit); layer++, done++) {
-        gpw_swap_state_t state = gpw_swap_layer(request, layer, hole_p);
-        if (state == GPW_SWAP_FAILED) {
-            return GPW_PASS_FAILED;
-        }
-        if (state == GPW_SWAP_WAITING) {
-            return done ? GPW_PASS_MORE : GPW_PASS_WAITING;
-        }
-        run_layer(request, layer);
-        if (after_layer) {
-            after_layer(request, layer);
-        }
-        gpw_swap_release(&request->swap, layer + 1);
+    krn_attention_args_t args = {
+        .rows = rows->rows,
+        .q_heads = shape->q_heads,
+        .kv_heads = shape->kv_heads,
+        .dim = shape->head_dim,
+        .capacity = shape->block_tokens,
+        .scale = 1.0f / sqrtf((float)shape->head_dim),
+        .q = rows->q,
+        .positions = pass->slot->positions + rows->row0,
+        .pages = rows->scratch->pages,
+        .page_count = pages,
+    };
+    float *lse = request->observer.rows ? rows->scratch->lse : NULL;
+    krn_attention(engine->options.ops, rows->scratch->pool, &args, rows->out, lse,
+                  rows->scratch->attention);
+    if (lse) {
+        gpw_observed_rows_t observed = {
+            .row0 = rows->row0, .rows = rows->rows, .q = rows->q, .lse = lse};
+        gpw_observe_rows(request, &observed);
     }
-    return layer == layers ? GPW_PASS_DONE : GPW_PASS_MORE;
 }

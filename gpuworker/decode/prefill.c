@@ -108,6 +108,72 @@ static as_status_t hold_prefix(gpw_request_t *request)
     return status;
 }
 
+static void let_go(gpw_request_t *request)
+{
+    gpw_pass_end(request);
+    gpw_swap_end(request);
+    gpw_observe_end(request);
+    if (request->long_forward) {
+        gpw_engine_give_forward(request->engine, request->long_forward);
+        request->long_forward = NULL;
+    }
+}
+
+// How long a token of a prompt takes, with all that the worker does beside it.
+static void measure(gpw_request_t *request, uint32_t rows)
+{
+    gpw_engine_t *engine = request->engine;
+    if (request->prefill_us == 0 || rows < MEASURE_ROWS) {
+        return;
+    }
+    double us = (double)(as_loop_now_us(engine->loop) - request->prefill_us) / rows;
+    double *mean = &engine->prefill_us_per_token;
+    *mean = *mean > 0 ? *mean + NEWEST * (us - *mean) : us;
+}
+
+static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+{
+    AS_ASSERT(count == 1);
+    measure(request, request->pass.rows);
+    int32_t token = gpw_reply_choose(request, logits, request->token_count);
+    request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;
+    request->blocks.tokens = request->token_count;
+    gpw_blocks_filled(&request->blocks);
+    request->exact_tokens = request->token_count;
+    let_go(request);
+    gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
+    if (request->route) {
+        gpw_transfer_retire(request->route);
+        request->route = NULL;
+    }
+    bool is_complete = gpw_reply_token(request, token, logits);
+    gpw_reply_flush(request);
+    return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
+}
+
+// The prefix broke off: everything begins anew with what lies before the hole.
+static gpw_turn_t shorten(gpw_request_t *request, uint32_t hole)
+{
+    request->usage.recomputed_blocks += request->swap.block_count - hole;
+    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, request->swap.block_count - hole);
+    let_go(request);
+    gpw_request_close_cache(request);
+    as_status_t status = gpw_request_open_cache(request);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the request's cache");
+    }
+    request->swap_failures++;
+    request->hit_limit = request->swap_failures < FETCH_TRIES ? hole : 0;
+    return gpw_request_go(request, request->hit_limit ? GPW_STEP_FETCH : GPW_STEP_PREFILL);
+}
+
+static const gpw_pass_kind_t prefill_pass = {.full = true,
+                                             .logits = GPW_LOGITS_LAST,
+                                             .attend = gpw_pass_attend_full,
+                                             .after_layer = seal_layer,
+                                             .complete = complete,
+                                             .failed = shorten};
+
 static gpw_turn_t begin(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
@@ -133,86 +199,10 @@ static gpw_turn_t begin(gpw_request_t *request)
         return gpw_request_fail(request, status, "no memory for the prompt's cache");
     }
     request->prefill_us = request->swap.transfer ? 0 : as_loop_now_us(request->engine->loop);
-    gpw_pass_begin(request, slot, position, rows);
-    return GPW_TURN_AGAIN;
-}
-
-static void let_go(gpw_request_t *request)
-{
-    gpw_pass_end(request);
-    gpw_swap_end(request);
-    gpw_observe_end(request);
-    if (request->long_forward) {
-        gpw_engine_give_forward(request->engine, request->long_forward);
-        request->long_forward = NULL;
-    }
-}
-
-// How long a token of a prompt takes, with all that the worker does beside it.
-static void measure(gpw_request_t *request, uint32_t rows)
-{
-    gpw_engine_t *engine = request->engine;
-    if (request->prefill_us == 0 || rows < MEASURE_ROWS) {
-        return;
-    }
-    double us = (double)(as_loop_now_us(engine->loop) - request->prefill_us) / rows;
-    double *mean = &engine->prefill_us_per_token;
-    *mean = *mean > 0 ? *mean + NEWEST * (us - *mean) : us;
-}
-
-static gpw_turn_t complete(gpw_request_t *request)
-{
-    gpw_engine_t *engine = request->engine;
-    gpw_pass_t *pass = &request->pass;
-    uint32_t last = pass->rows - 1;
-    measure(request, pass->rows);
-    gpw_forward_logits(pass->slot->forward, &last, 1, engine->logits);
-    int32_t token = gpw_reply_choose(request, engine->logits, request->token_count);
-    request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;
-    request->blocks.tokens = request->token_count;
-    gpw_blocks_filled(&request->blocks);
-    request->exact_tokens = request->token_count;
-    let_go(request);
-    gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
-    if (request->route) {
-        gpw_transfer_retire(request->route);
-        request->route = NULL;
-    }
-    bool is_complete = gpw_reply_token(request, token, engine->logits);
-    gpw_reply_flush(request);
-    return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
-}
-
-// The prefix broke off: everything begins anew with what lies before the hole.
-static gpw_turn_t shorten(gpw_request_t *request, uint32_t hole)
-{
-    request->usage.recomputed_blocks += request->swap.block_count - hole;
-    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, request->swap.block_count - hole);
-    let_go(request);
-    gpw_request_close_cache(request);
-    as_status_t status = gpw_request_open_cache(request);
-    if (status != AS_OK) {
-        return gpw_request_fail(request, status, "no memory for the request's cache");
-    }
-    request->swap_failures++;
-    request->hit_limit = request->swap_failures < FETCH_TRIES ? hole : 0;
-    return gpw_request_go(request, request->hit_limit ? GPW_STEP_FETCH : GPW_STEP_PREFILL);
+    return gpw_pass_begin(request, &prefill_pass, slot, position, rows);
 }
 
 gpw_turn_t gpw_prefill_turn(gpw_request_t *request)
 {
-    if (!request->passing) {
-        return begin(request);
-    }
-    uint32_t hole = 0;
-    switch (gpw_pass_run(request, seal_layer, &hole)) {
-    case GPW_PASS_WAITING:
-        return GPW_TURN_WAIT;
-    case GPW_PASS_DONE:
-        return complete(request);
-    case GPW_PASS_FAILED:
-        return shorten(request, hole);
-    default:
-        return GPW_TURN_AGAIN;
-    }
+    return request->passing ? gpw_pass_turn(request) : begin(request);
 }

@@ -46,6 +46,32 @@ gpw_turn_t gpw_recompute_from(gpw_request_t *request, uint32_t hole)
     return gpw_request_go(request, GPW_STEP_RECOMPUTE);
 }
 
+static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+{
+    (void)logits;
+    (void)count;
+    uint32_t blocks = request->recompute_to - request->recompute_from;
+    let_go(request);
+    gpw_blocks_filled(&request->blocks);
+    request->recompute_to = 0;
+    request->usage.recomputed_blocks += blocks;
+    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, blocks);
+    gpw_publish_pump(request);
+    return gpw_request_go(request, GPW_STEP_SWAP);
+}
+
+static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
+{
+    let_go(request);
+    return gpw_recompute_from(request, hole);
+}
+
+static const gpw_pass_kind_t recompute_pass = {.full = true,
+                                               .logits = GPW_LOGITS_NONE,
+                                               .attend = gpw_pass_attend_full,
+                                               .complete = complete,
+                                               .failed = failed};
+
 static gpw_turn_t begin(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
@@ -72,37 +98,10 @@ static gpw_turn_t begin(gpw_request_t *request)
             return gpw_request_fail(request, status, "no memory to bring the cache");
         }
     }
-    gpw_pass_begin(request, slot, request->recompute_from * size, rows);
-    return GPW_TURN_AGAIN;
-}
-
-static gpw_turn_t complete(gpw_request_t *request)
-{
-    uint32_t blocks = request->recompute_to - request->recompute_from;
-    let_go(request);
-    gpw_blocks_filled(&request->blocks);
-    request->recompute_to = 0;
-    request->usage.recomputed_blocks += blocks;
-    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, blocks);
-    gpw_publish_pump(request);
-    return gpw_request_go(request, GPW_STEP_SWAP);
+    return gpw_pass_begin(request, &recompute_pass, slot, request->recompute_from * size, rows);
 }
 
 gpw_turn_t gpw_recompute_turn(gpw_request_t *request)
 {
-    if (!request->passing) {
-        return begin(request);
-    }
-    uint32_t hole = 0;
-    switch (gpw_pass_run(request, NULL, &hole)) {
-    case GPW_PASS_WAITING:
-        return GPW_TURN_WAIT;
-    case GPW_PASS_DONE:
-        return complete(request);
-    case GPW_PASS_FAILED:
-        let_go(request);
-        return gpw_recompute_from(request, hole);
-    default:
-        return GPW_TURN_AGAIN;
-    }
+    return request->passing ? gpw_pass_turn(request) : begin(request);
 }

@@ -13,19 +13,6 @@
 
 #define BUSY_RETRY_US 10000u // when the client has too many fetches in flight
 
-static gpw_turn_t begin(gpw_request_t *request)
-{
-    uint32_t rows = request->draft_count + 1;
-    as_status_t status = gpw_blocks_cover(&request->blocks, request->blocks.tokens + rows);
-    if (status != AS_OK) {
-        return gpw_request_fail(request, status, "no memory for the tail");
-    }
-    AS_ASSERT(request->blocks.tokens == request->token_count - 1);
-    request->verify_us = as_loop_now_us(request->engine->loop);
-    gpw_pass_begin(request, request->forward, request->blocks.tokens, rows);
-    return GPW_TURN_AGAIN;
-}
-
 // Emits what row `row` chose. True to go on with the next row: it was the draft, and there is
 // another.
 static bool emit_row(gpw_request_t *request, uint32_t row, const float *logits, bool *complete_p)
@@ -39,38 +26,14 @@ static bool emit_row(gpw_request_t *request, uint32_t row, const float *logits, 
     return agrees && !*complete_p;
 }
 
-// Tokens of all rows up to the first that disagrees; returns how many left.
-static uint32_t emit_rows(gpw_request_t *request, bool *complete_p)
+// The cache takes the K and V of what was emitted, and the next round begins.
+static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
 {
-    gpw_engine_t *engine = request->engine;
-    uint32_t emitted = 0, rows = request->pass.rows;
-    bool more = true;
-    while (more) {
-        uint32_t indices[GPW_LOGITS_ROWS], count = 0;
-        while (count < GPW_LOGITS_ROWS && emitted + count < rows) {
-            indices[count] = emitted + count;
-            count++;
-        }
-        gpw_forward_logits(request->pass.slot->forward, indices, count, engine->logits);
-        for (uint32_t i = 0; i < count && more; i++, emitted++) {
-            const float *logits = engine->logits + (size_t)i * engine->options.model->vocab;
-            more = emit_row(request, emitted, logits, complete_p);
-        }
-    }
-    return emitted;
-}
-
-static gpw_turn_t complete(gpw_request_t *request)
-{
-    bool is_complete = false;
     uint32_t drafted = request->draft_count;
-    uint32_t accepted_before = request->usage.accepted_tokens;
-    uint32_t emitted = emit_rows(request, &is_complete);
-    uint32_t accepted = request->usage.accepted_tokens - accepted_before;
+    uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
     gpw_pass_end(request);
     gpw_swap_end(request);
-    request->blocks.tokens += emitted;
-    AS_ASSERT(request->blocks.tokens == request->token_count - 1);
+    request->blocks.tokens = request->token_count - 1;
     gpw_blocks_key(&request->blocks, request->tokens, request->blocks.tokens);
     request->draft_count = 0;
     request->swap_failures = 0;
@@ -88,6 +51,21 @@ static gpw_turn_t complete(gpw_request_t *request)
     return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
 }
 
+// Tokens of these rows up to the first that disagrees.
+static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+{
+    uint32_t vocab = request->engine->options.model->vocab;
+    bool more = true, is_complete = false;
+    for (uint32_t i = 0; i < count && more; i++) {
+        more = emit_row(request, request->pass.logits_row + i, logits + (size_t)i * vocab,
+                        &is_complete);
+    }
+    if (more && gpw_pass_more_logits(request, count)) {
+        return GPW_TURN_COMPUTE;
+    }
+    return commit(request, is_complete);
+}
+
 static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
 {
     const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.transfer);
@@ -101,20 +79,26 @@ static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
     return gpw_recompute_from(request, hole);
 }
 
+static const gpw_pass_kind_t verify_pass = {.full = true,
+                                            .logits = GPW_LOGITS_ALL,
+                                            .attend = gpw_pass_attend_full,
+                                            .complete = complete,
+                                            .failed = failed};
+
+static gpw_turn_t begin(gpw_request_t *request)
+{
+    uint32_t rows = request->draft_count + 1;
+    as_status_t status = gpw_blocks_cover(&request->blocks, request->blocks.tokens + rows);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the tail");
+    }
+    AS_ASSERT(request->blocks.tokens == request->token_count - 1);
+    request->accepted_before = request->usage.accepted_tokens;
+    request->verify_us = as_loop_now_us(request->engine->loop);
+    return gpw_pass_begin(request, &verify_pass, request->forward, request->blocks.tokens, rows);
+}
+
 gpw_turn_t gpw_verify_turn(gpw_request_t *request)
 {
-    if (!request->passing) {
-        return begin(request);
-    }
-    uint32_t hole = 0;
-    switch (gpw_pass_run(request, NULL, &hole)) {
-    case GPW_PASS_WAITING:
-        return GPW_TURN_WAIT;
-    case GPW_PASS_DONE:
-        return complete(request);
-    case GPW_PASS_FAILED:
-        return failed(request, hole);
-    default:
-        return GPW_TURN_AGAIN;
-    }
+    return request->passing ? gpw_pass_turn(request) : begin(request);
 }

@@ -147,6 +147,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.block_tokens = (uint32_t)config->block_tokens;
     options.context_max = context_max(daemon);
     options.sessions_max = (uint32_t)config->sessions;
+    options.batch_rows = (uint32_t)config->batch_rows;
     options.queue_max = (uint32_t)config->queue;
     options.compressor = config->compressor;
     options.horizon = (uint32_t)config->horizon;

@@ -19,6 +19,7 @@ typedef struct gpw_daemon_config {
     const char *compressor;
     const char *weights; // "f16" or "f32"
     int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
+    int64_t batch_rows;
     int64_t cache_bytes;
     int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
         put_deadline_us;

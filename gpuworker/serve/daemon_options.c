@@ -6,6 +6,7 @@
 
 #include "common/daemon.h"
 #include "common/http.h"
+#include "gpuworker/model/forward.h"
 #include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/daemon.h"
 #include "gpuworker/serve/text.h"
@@ -63,6 +64,11 @@ static const as_option_t table[] = {
     {.name = "sessions", .type = AS_OPTION_INT, .value = &config.sessions,
      .fallback = "4", .metavar = "N",
      .help = "requests that are computed at once; more wait", .min = 1, .max = GPW_REQUESTS_MAX},
+    {.name = "batch-rows", .type = AS_OPTION_INT, .value = &config.batch_rows,
+     .fallback = "256", .metavar = "TOKENS",
+     .help = "most tokens, of all requests, that are computed together; less makes a long prompt "
+             "hold up the others for a shorter time",
+     .min = 1, .max = GPW_FORWARD_STEP_ROWS},
     {.name = "queue", .type = AS_OPTION_INT, .value = &config.queue,
      .fallback = "32", .metavar = "N",
      .help = "requests that wait; more are answered 429", .min = 0, .max = GPW_REQUESTS_MAX},

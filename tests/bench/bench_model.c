@@ -24,6 +24,7 @@ typedef struct bench {
     gpw_model_t *model;
     const krn_ops_t *ops;
     krn_pool_t *pool;
+    gpw_workspace_t *workspace;
     gpw_forward_t *forward;
     krn_f16 *cache; // [layer][page][K or V][kv head][token][dim]
     krn_page_t *pages;
@@ -62,7 +63,7 @@ static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, cons
     bench_t *bench = ctx;
     const gpw_model_t *model = bench->model;
     size_t kv = (size_t)model->kv_heads * model->head_dim;
-    int32_t positions[GPW_FORWARD_CHUNK_ROWS];
+    int32_t positions[GPW_FORWARD_STEP_ROWS];
     for (uint32_t row = 0; row < rows; row++) {
         uint32_t position = bench->tokens + row0 + row;
         positions[row] = (int32_t)position;
@@ -96,8 +97,8 @@ static void pass(bench_t *bench, const int32_t *tokens, uint32_t rows, float *lo
     while (gpw_forward_next_layer(bench->forward) < bench->model->layers) {
         gpw_forward_layer(bench->forward, attend, bench);
     }
-    uint32_t last = rows - 1;
-    gpw_forward_logits(bench->forward, &last, 1, logits);
+    gpw_forward_row_t last = {bench->forward, rows - 1};
+    gpw_forward_logits(bench->workspace, &last, 1, logits);
     bench->tokens += rows;
     as_mem_free(positions);
 }
@@ -141,13 +142,13 @@ static int set_up(bench_t *bench)
     size_t elements = (size_t)model->layers * bench->pages_max * 2 * part_elements(model);
     bench->cache = as_mem_zalloc(elements, sizeof(krn_f16));
     bench->pages = as_mem_zalloc(bench->pages_max, sizeof(krn_page_t));
-    uint32_t rows = bench->prompt < GPW_FORWARD_CHUNK_ROWS ? bench->prompt : GPW_FORWARD_CHUNK_ROWS;
+    uint32_t rows = bench->prompt < GPW_FORWARD_STEP_ROWS ? bench->prompt : GPW_FORWARD_STEP_ROWS;
     bench->scratch =
         as_mem_aligned(64, krn_attention_scratch_bytes(rows, model->q_heads, model->head_dim));
     return bench->ops && bench->cache && bench->pages && bench->scratch &&
            tokens <= model->context_max && krn_pool_alloc(bench->threads, &bench->pool) == AS_OK &&
-           gpw_forward_alloc(model, bench->ops, bench->pool, bench->prompt, &bench->forward) ==
-               AS_OK;
+           gpw_workspace_alloc(model, bench->ops, bench->pool, rows, &bench->workspace) == AS_OK &&
+           gpw_forward_alloc(bench->workspace, bench->prompt, &bench->forward) == AS_OK;
 }
 
 static int parse(bench_t *bench, int argc, char **argv)
@@ -200,6 +201,7 @@ int main(int argc, char **argv)
            bench.ops->name, bench.threads, bench.prompt, bench.decode, load_s,
            bench.model->weight_bytes, prefill, decode);
     gpw_forward_free(bench.forward);
+    gpw_workspace_free(bench.workspace);
     krn_pool_free(bench.pool);
     as_mem_free(bench.scratch);
     as_mem_free(bench.pages);

@@ -60,6 +60,7 @@ typedef struct fixture {
     const gpw_model_t *model;
     const krn_ops_t *ops;
     krn_pool_t *pool;
+    gpw_workspace_t *workspace;
     gpw_forward_t *forward;
     uint32_t tokens_max;
     size_t cache_elements;
@@ -84,9 +85,10 @@ static inline fixture_t fixture_open(const gpw_model_t *model, const krn_ops_t *
 {
     fixture_t fixture = {.model = model, .ops = ops, .tokens_max = tokens_max};
     assert_int_equal(krn_pool_alloc(threads, &fixture.pool), AS_OK);
-    assert_int_equal(gpw_forward_alloc(model, ops, fixture.pool, rows_max, &fixture.forward),
+    uint32_t chunk = rows_max < GPW_FORWARD_STEP_ROWS ? rows_max : GPW_FORWARD_STEP_ROWS;
+    assert_int_equal(gpw_workspace_alloc(model, ops, fixture.pool, chunk, &fixture.workspace),
                      AS_OK);
-    uint32_t chunk = rows_max < GPW_FORWARD_CHUNK_ROWS ? rows_max : GPW_FORWARD_CHUNK_ROWS;
+    assert_int_equal(gpw_forward_alloc(fixture.workspace, rows_max, &fixture.forward), AS_OK);
     fixture.cache_elements =
         (size_t)model->layers * fixture_pages(&fixture) * 2 * fixture_part(&fixture);
     fixture.cache = as_mem_zalloc(fixture.cache_elements, sizeof(krn_f16));
@@ -102,6 +104,7 @@ static inline fixture_t fixture_open(const gpw_model_t *model, const krn_ops_t *
 static inline void fixture_close(fixture_t *fixture)
 {
     gpw_forward_free(fixture->forward);
+    gpw_workspace_free(fixture->workspace);
     krn_pool_free(fixture->pool);
     as_mem_free(fixture->scratch);
     as_mem_free(fixture->pages);
@@ -167,28 +170,35 @@ static inline void fixture_pass(fixture_t *fixture, const int32_t *tokens, const
     }
 }
 
+// Logits [count][vocab] of rows [0, count) of the pass.
+static inline void fixture_logits(fixture_t *fixture, uint32_t count, float *logits)
+{
+    gpw_forward_row_t *rows = as_mem_zalloc(count, sizeof(*rows));
+    assert_non_null(rows);
+    for (uint32_t i = 0; i < count; i++) {
+        rows[i] = (gpw_forward_row_t){fixture->forward, i};
+    }
+    gpw_forward_logits(fixture->workspace, rows, count, logits);
+    as_mem_free(rows);
+}
+
 // `count` tokens from position `first`, in passes of `chunk`. Logits of all of them [count][vocab]
 // unless NULL.
 static inline void fixture_prefill(fixture_t *fixture, const int32_t *tokens, uint32_t first,
                                    uint32_t count, uint32_t chunk, float *logits)
 {
     int32_t *positions = as_mem_zalloc(chunk, sizeof(*positions));
-    uint32_t *rows = as_mem_zalloc(chunk, sizeof(*rows));
     assert_non_null(positions);
-    assert_non_null(rows);
     for (uint32_t at = 0; at < count; at += chunk) {
         uint32_t pass_rows = count - at < chunk ? count - at : chunk;
         for (uint32_t i = 0; i < pass_rows; i++) {
             positions[i] = (int32_t)(first + at + i);
-            rows[i] = i;
         }
         fixture_pass(fixture, tokens + at, positions, pass_rows);
         if (logits) {
-            gpw_forward_logits(fixture->forward, rows, pass_rows,
-                               logits + (size_t)at * fixture->model->vocab);
+            fixture_logits(fixture, pass_rows, logits + (size_t)at * fixture->model->vocab);
         }
     }
-    as_mem_free(rows);
     as_mem_free(positions);
 }
 

@@ -124,7 +124,7 @@ static void gives_the_same_bits_however_the_prompt_is_cut(void **state)
 static void a_pass_larger_than_a_chunk_equals_passes_of_one(void **state)
 {
     (void)state;
-    enum { COUNT = GPW_FORWARD_CHUNK_ROWS + 44 };
+    enum { COUNT = GPW_FORWARD_STEP_ROWS + 44 };
     static int32_t tokens[COUNT];
     make_tokens(tokens, COUNT);
     gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
@@ -147,7 +147,6 @@ static void an_abandoned_pass_leaves_no_trace(void **state)
 {
     (void)state;
     int32_t tokens[TOKENS], positions[TOKENS];
-    uint32_t last = TOKENS - 1;
     float *logits = malloc(2 * TINY_VOCAB * sizeof(float));
     make_tokens(tokens, TOKENS);
     for (uint32_t i = 0; i < TOKENS; i++) {
@@ -156,13 +155,14 @@ static void an_abandoned_pass_leaves_no_trace(void **state)
     gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
     fixture_t fixture = fixture_open(model, krn_cpu(), 1, TOKENS, TOKENS);
     fixture_pass(&fixture, tokens, positions, TOKENS);
-    gpw_forward_logits(fixture.forward, &last, 1, logits);
+    gpw_forward_row_t last = {fixture.forward, TOKENS - 1};
+    gpw_forward_logits(fixture.workspace, &last, 1, logits);
     gpw_forward_begin(fixture.forward, tokens + 3, positions, 5);
     gpw_forward_layer(fixture.forward, fixture_attend, &fixture);
     assert_int_equal(gpw_forward_next_layer(fixture.forward), 1);
     fixture_pass(&fixture, tokens, positions, TOKENS);
     assert_int_equal(gpw_forward_next_layer(fixture.forward), model->layers);
-    gpw_forward_logits(fixture.forward, &last, 1, logits + TINY_VOCAB);
+    gpw_forward_logits(fixture.workspace, &last, 1, logits + TINY_VOCAB);
     assert_memory_equal(logits, logits + TINY_VOCAB, TINY_VOCAB * sizeof(float));
     fixture_close(&fixture);
     gpw_model_free(model);
@@ -173,18 +173,30 @@ static void says_so_when_memory_runs_out(void **state)
 {
     (void)state;
     gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    gpw_workspace_t *workspace = NULL;
     gpw_forward_t *forward = NULL;
-    assert_int_equal(gpw_forward_alloc(model, krn_cpu(), NULL, 0, &forward), AS_ERR_INVALID);
-    assert_int_equal(gpw_forward_alloc(model, krn_cpu(), NULL, TINY_CONTEXT + 1, &forward),
-                     AS_ERR_INVALID);
+    assert_int_equal(gpw_workspace_alloc(model, krn_cpu(), NULL, 0, &workspace), AS_ERR_INVALID);
+    assert_int_equal(
+        gpw_workspace_alloc(model, krn_cpu(), NULL, GPW_FORWARD_STEP_ROWS + 1, &workspace),
+        AS_ERR_INVALID);
     bool finished = false;
     for (uint64_t nth = 1; !finished; nth++) {
         as_mem_fail_nth(nth);
-        as_status_t status = gpw_forward_alloc(model, krn_cpu(), NULL, 8, &forward);
+        as_status_t status = gpw_workspace_alloc(model, krn_cpu(), NULL, 8, &workspace);
+        finished = as_mem_fail_nth(0) < nth;
+        assert_int_equal(status, finished ? AS_OK : AS_ERR_NO_MEMORY);
+    }
+    finished = false;
+    assert_int_equal(gpw_forward_alloc(workspace, 0, &forward), AS_ERR_INVALID);
+    assert_int_equal(gpw_forward_alloc(workspace, TINY_CONTEXT + 1, &forward), AS_ERR_INVALID);
+    for (uint64_t nth = 1; !finished; nth++) {
+        as_mem_fail_nth(nth);
+        as_status_t status = gpw_forward_alloc(workspace, 8, &forward);
         finished = as_mem_fail_nth(0) < nth;
         assert_int_equal(status, finished ? AS_OK : AS_ERR_NO_MEMORY);
     }
     gpw_forward_free(forward);
+    gpw_workspace_free(workspace);
     gpw_model_free(model);
 }
 

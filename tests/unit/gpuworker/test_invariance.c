@@ -136,15 +136,13 @@ static void check_batches(const truth_t *truth, fixture_t *fixture, uint32_t siz
     size_t vocab = truth->model->vocab;
     for (uint32_t at = 0; at < POSITIONS; at += size) {
         int32_t tokens[POSITIONS], positions[POSITIONS];
-        uint32_t rows[POSITIONS];
         uint32_t count = POSITIONS - at < size ? POSITIONS - at : size;
         for (uint32_t i = 0; i < count; i++) {
             positions[i] = (int32_t)(truth->prefix + order[at + i]);
             tokens[i] = truth->tokens[positions[i]];
-            rows[i] = i;
         }
         fixture_pass(fixture, tokens, positions, count);
-        gpw_forward_logits(fixture->forward, rows, count, logits);
+        fixture_logits(fixture, count, logits);
         for (uint32_t i = 0; i < count; i++) {
             check_logits(truth, logits + i * vocab, order[at + i], "batch", size);
         }
