@@ -147,8 +147,11 @@ static void on_connection_request(ucp_conn_request_h request, void *arg)
     ucx_net_t *net = arg;
     ucp_conn_request_attr_t attr = {.field_mask = UCP_CONN_REQUEST_ATTR_FIELD_CLIENT_ADDR};
     ucx_guest_t guest = {0};
-    if (ucp_conn_request_query(request, &attr) == UCS_OK) {
-        ucx_port_connected(net, &attr.client_address, &guest);
+    if (ucp_conn_request_query(request, &attr) != UCS_OK ||
+        !ucx_port_connected(net, &attr.client_address, &guest)) {
+        AS_INFO("net", "connection refused: it was given up at the data port before it came");
+        ucp_listener_reject(net->ucx_listener, request);
+        return;
     }
     ucx_accept_t *accept = net->conn_count < UCX_CONNS_MAX ? as_mem_alloc(sizeof(*accept)) : NULL;
     if (!accept || net->reaping) {
@@ -477,7 +480,10 @@ static as_status_t ucx_listen(as_net_t *head, const char *address)
     if (status != AS_OK) {
         return status;
     }
-    status = ucx_listener_make(net, &storage);
+    status = ucx_doors_take(net, &storage);
+    if (status == AS_OK) {
+        status = ucx_listener_make(net, &storage);
+    }
     if (status == AS_OK) {
         status = ucx_listener_start(net, &storage, bytes);
         if (status != AS_OK) {

@@ -43,7 +43,7 @@ struct uv_stream_s;
 #define UCX_ADMITTED_MAX     32u     // at the gate at one time, for milliseconds
 #define UCX_DOORS_MAX        64u     // ports of UCX's own, one an interface
 #define UCX_HOSTS_MAX        500u    // that may come to them
-#define UCX_GUEST_HOSTS_MAX  (UCX_HELLO_HOSTS_MAX + 1u)
+#define UCX_GUEST_HOSTS_MAX  (UCX_HELLO_HOSTS_MAX + 2u)
 #define UCX_EP_BUCKETS       1024u // hash of connections by endpoint; a power of two
 
 enum { UCX_AM_MESSAGE = 1, UCX_AM_GREETING = 2, UCX_AM_BATCH = 3 };
@@ -65,6 +65,7 @@ typedef struct ucx_guest {
 typedef struct ucx_doors {
     int fds[UCX_DOORS_MAX];
     unsigned count;
+    bool four, six;      // whether any is at an address of IPv4, of IPv6
     unsigned host_count; // slots that were ever used
     uint32_t refs[UCX_HOSTS_MAX];
     struct in6_addr hosts[UCX_HOSTS_MAX];
@@ -126,7 +127,9 @@ struct ucx_net {
     as_timer_t *relisten;
     struct sockaddr_storage bound; // where it listens
     ucx_list_t sockets, half_open;
-    uint32_t half_open_count;
+    uint64_t
+        lines_until_us; // of the log, of what strangers did: those that were written are worth so long
+    uint32_t lines_untold;
     ucp_listener_h ucx_listener; // behind the gate
     uint16_t ucx_port;
     int gate; // its descriptor
@@ -199,8 +202,8 @@ void ucx_socket_dial(ucx_socket_t *socket, ucx_conn_t *conn);
 void ucx_socket_close(ucx_socket_t *socket);
 as_status_t ucx_port_accept(ucx_net_t *net, struct uv_stream_s *from) AS_MUST_USE;
 void ucx_port_admit(ucx_net_t *net);
-// UCX's connection has come: whose hosts they are goes to *guest.
-void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest);
+// UCX's connection has come: its hosts go to *guest. False: it is nobody's who is admitted.
+bool ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest);
 void ucx_port_close(ucx_net_t *net); // all sockets, and the listener
 
 // net_ucx_batch.c
@@ -233,10 +236,13 @@ int ucx_gate_find(const struct sockaddr_storage *address); // the descriptor tha
 as_status_t ucx_doors_before(ucx_before_t **before_p) AS_MUST_USE; // the worker is made
 void ucx_doors_find(ucx_net_t *net, ucx_before_t *before);         // after; takes `before`
 void ucx_doors_update(ucx_net_t *net);
+// AS_ERR_UNSUPPORTED: UCX cannot connect by an address of that family.
+as_status_t ucx_doors_take(const ucx_net_t *net,
+                           const struct sockaddr_storage *address) AS_MUST_USE;
 void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *host);
-// The address that a peer was seen at, and the others that it names; they may come when it returns.
+// The address that a peer was seen at, from ours, and the others that it names; they may come when it returns.
 void ucx_guest_add_all(ucx_net_t *net, ucx_guest_t *guest, const struct sockaddr_storage *remote,
-                       const ucx_hello_t *hello);
+                       const struct sockaddr_storage *local, const ucx_hello_t *hello);
 void ucx_guest_move(ucx_guest_t *from, ucx_guest_t *to);
 void ucx_guest_leave(ucx_net_t *net, ucx_guest_t *guest);
 unsigned ucx_hosts_of_ours(struct in6_addr hosts[UCX_HELLO_HOSTS_MAX]);

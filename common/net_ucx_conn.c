@@ -368,6 +368,9 @@ as_status_t ucx_connect(as_net_t *head, const char *address, as_conn_t **conn_p)
     struct sockaddr_storage storage;
     size_t bytes;
     as_status_t status = ucx_resolve(address, false, &storage, &bytes);
+    if (status == AS_OK) {
+        status = ucx_doors_take(net, &storage);
+    }
     if (status != AS_OK) {
         return status;
     }

@@ -180,6 +180,18 @@ as_status_t ucx_status(ucs_status_t status)
     }
 }
 
+// Of the addresses of a name the first of the family that UCX's own ports are of.
+static const struct addrinfo *preferred(const struct addrinfo *found)
+{
+    const char *set = getenv("UCX_TCP_AF_PRIO");
+    int family = set && strncmp(set, "inet6", 5) == 0 ? AF_INET6 : AF_INET;
+    const struct addrinfo *at = found;
+    while (at && at->ai_family != family) {
+        at = at->ai_next;
+    }
+    return at ? at : found;
+}
+
 // A numeric address is only parsed; a name is looked up here and now, which may take the resolver's
 // timeout.
 as_status_t ucx_resolve(const char *address, bool passive, struct sockaddr_storage *storage,
@@ -211,8 +223,9 @@ as_status_t ucx_resolve(const char *address, bool passive, struct sockaddr_stora
         AS_WARN("net", "address '%.80s' cannot be resolved: %s", address, gai_strerror(error));
         return AS_ERR_UNREACHABLE;
     }
-    memcpy(storage, found->ai_addr, found->ai_addrlen);
-    *bytes_p = found->ai_addrlen;
+    const struct addrinfo *taken = preferred(found);
+    memcpy(storage, taken->ai_addr, taken->ai_addrlen);
+    *bytes_p = taken->ai_addrlen;
     freeaddrinfo(found);
     return AS_OK;
 }

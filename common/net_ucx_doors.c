@@ -121,6 +121,15 @@ static bool names_port(const ucp_address_t *address, size_t bytes, int fd)
     return memmem(address, bytes, &port, sizeof(port)) != NULL;
 }
 
+static void doors_add(ucx_doors_t *doors, int fd)
+{
+    struct sockaddr_storage bound = {0};
+    bool six = is_listening(fd, &bound) && bound.ss_family == AF_INET6;
+    doors->six |= six;
+    doors->four |= !six;
+    doors->fds[doors->count++] = fd;
+}
+
 void ucx_doors_find(ucx_net_t *net, ucx_before_t *before)
 {
     ucx_doors_t *doors = &net->doors;
@@ -132,7 +141,7 @@ void ucx_doors_find(ucx_net_t *net, ucx_before_t *before)
                 ucp_worker_get_address(net->worker, &address, &bytes) == UCS_OK;
     for (unsigned i = 0; i < count && told && doors->count < UCX_DOORS_MAX; i++) {
         if (!was_there(before, fds[i]) && names_port(address, bytes, fds[i])) {
-            doors->fds[doors->count++] = fds[i];
+            doors_add(doors, fds[i]);
         }
     }
     if (address) {
@@ -147,6 +156,19 @@ void ucx_doors_find(ucx_net_t *net, ucx_before_t *before)
     ucx_doors_update(net);
 }
 
+// An endpoint of UCX 1.13 has room for an address of its interface's family. Where it connects by IPv6 and the
+// interface is at an address of IPv4, it writes over what lies behind.
+as_status_t ucx_doors_take(const ucx_net_t *net, const struct sockaddr_storage *address)
+{
+    if (address->ss_family != AF_INET6 || !net->doors.four) {
+        return AS_OK;
+    }
+    AS_WARN("net",
+            "no data over IPv6 here: for it set UCX_TCP_AF_PRIO=inet6,inet in the environment "
+            "of every process, and name its interface, which is not lo");
+    return AS_ERR_UNSUPPORTED;
+}
+
 // ---- who may come
 
 static bool is_host(const struct in6_addr *a, const struct in6_addr *b)
@@ -158,6 +180,9 @@ void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *ho
 {
     ucx_doors_t *doors = &net->doors;
     unsigned slot = UCX_HOSTS_MAX;
+    if (!(IN6_IS_ADDR_V4MAPPED(host) ? doors->four : doors->six)) {
+        return; // it cannot come to any
+    }
     for (unsigned i = 0; i < doors->host_count; i++) {
         if (doors->refs[i] > 0 && is_host(&doors->hosts[i], host)) {
             slot = i;
@@ -181,11 +206,16 @@ void ucx_guest_add(ucx_net_t *net, ucx_guest_t *guest, const struct in6_addr *ho
 }
 
 void ucx_guest_add_all(ucx_net_t *net, ucx_guest_t *guest, const struct sockaddr_storage *remote,
-                       const ucx_hello_t *hello)
+                       const struct sockaddr_storage *local, const ucx_hello_t *hello)
 {
-    struct in6_addr host;
+    static const struct in6_addr loopback = {{{[10] = 0xff, 0xff, 127, 0, 0, 1}}};
+    struct in6_addr host, own;
     ucx_sockaddr_host(remote, &host);
+    ucx_sockaddr_host(local, &own);
     ucx_guest_add(net, guest, &host);
+    if (is_host(&host, &own) && !is_host(&host, &loopback)) {
+        ucx_guest_add(net, guest, &loopback); // it is on this host: UCX may take that interface
+    }
     for (unsigned i = 0; i < hello->host_count; i++) {
         if (!is_host(&hello->hosts[i], &host)) {
             ucx_guest_add(net, guest, &hello->hosts[i]);

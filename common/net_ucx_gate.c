@@ -16,8 +16,11 @@
 
 #include "common/log.h"
 
-#define INSTRUCTIONS_MAX                                                                           \
-    1200u // the kernel lets a socket have two filters of that size, as while one replaces another
+// A socket may have two filters, as while one replaces another, of net.core.optmem_max bytes together: 20 KiB
+// before Linux 6.8. An instruction becomes 8 or 16 bytes there, a load from the packet 80: so what
+// the packet says is loaded once.
+#define INSTRUCTIONS_MAX 1200u
+#define CHUNK            200u // instructions that jump to the end of their chunk: 255 at most
 
 // Offsets in the packet: of the IP header, and of the TCP header.
 #define IP(offset)  ((uint32_t)SKF_NET_OFF + (offset))
@@ -27,6 +30,9 @@
 #define IP4_SOURCE  12u
 #define IP6_SOURCE  8u
 #define VERSION     0xf0u
+
+// Cells of the filter's memory.
+enum { CELL_HOST, CELL_PORT = CELL_HOST + 4 };
 
 typedef struct program {
     struct sock_filter code[INSTRUCTIONS_MAX];
@@ -42,14 +48,18 @@ static void add(program_t *program, uint16_t code, uint32_t k)
     }
 }
 
-// Goes on if the value (of a byte: its bits in `mask`) is `k`, else to the entry's end, which is filled in later.
-static void add_check(program_t *program, uint16_t load, uint32_t offset, uint32_t mask, uint32_t k)
+// Goes on if the word in memory is `k`, else to the entry's end, which is filled in later.
+static void add_check(program_t *program, uint32_t cell, uint32_t k)
+{
+    add(program, BPF_LD | BPF_MEM, cell);
+    add(program, BPF_JMP | BPF_JEQ | BPF_K, k);
+}
+
+// Out of the packet, into memory.
+static void add_load(program_t *program, uint16_t load, uint32_t offset, uint32_t cell)
 {
     add(program, BPF_LD | BPF_ABS | load, offset);
-    if (mask != UINT32_MAX) {
-        add(program, BPF_ALU | BPF_AND | BPF_K, mask);
-    }
-    add(program, BPF_JMP | BPF_JEQ | BPF_K, k);
+    add(program, BPF_ST, cell);
 }
 
 // Lets in what has come through the entry's checks.
@@ -70,22 +80,24 @@ static uint32_t word_of(const struct in6_addr *host, unsigned i)
     return ntohl(word);
 }
 
-// Of a packet of IPv6.
-static void add_source6(program_t *program, const struct in6_addr *host)
+// What follows is for packets of IPv4, up to add_six.
+static unsigned add_four(program_t *program)
 {
-    for (unsigned i = 0; i < 4; i++) {
-        add_check(program, BPF_W, IP(IP6_SOURCE + 4 * i), UINT32_MAX, word_of(host, i));
-    }
+    add(program, BPF_LD | BPF_ABS | BPF_B, IP(0));
+    add(program, BPF_ALU | BPF_AND | BPF_K, VERSION);
+    add(program, BPF_JMP | BPF_JEQ | BPF_K, 0x40);
+    program->code[program->count - 1].jt = 1; // over the next, which leads to IPv6
+    add(program, BPF_JMP | BPF_JA, 0);
+    add_load(program, BPF_W, IP(IP4_SOURCE), CELL_HOST + 3);
+    return program->count - 3;
 }
 
-static void add_source(program_t *program, const struct in6_addr *host)
+static void add_six(program_t *program, unsigned to_six)
 {
-    if (IN6_IS_ADDR_V4MAPPED(host)) {
-        add_check(program, BPF_B, IP(0), VERSION, 0x40);
-        add_check(program, BPF_W, IP(IP4_SOURCE), UINT32_MAX, word_of(host, 3));
-    } else {
-        add_check(program, BPF_B, IP(0), VERSION, 0x60);
-        add_source6(program, host);
+    add(program, BPF_RET | BPF_K, 0);
+    program->code[to_six].k = program->count - to_six - 1;
+    for (unsigned i = 0; i < 4; i++) {
+        add_load(program, BPF_W, IP(IP6_SOURCE + 4 * i), CELL_HOST + i);
     }
 }
 
@@ -97,55 +109,103 @@ static as_status_t attach(int fd, program_t *program)
         return AS_ERR_LIMIT;
     }
     const struct sock_fprog filter = {(unsigned short)program->count, program->code};
-    if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)) != 0) {
-        AS_ERROR("net", "cannot filter a port of UCX's: %s", strerror(errno));
-        return AS_ERR_UNSUPPORTED;
+    if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)) == 0) {
+        return AS_OK;
     }
-    return AS_OK;
+    if (errno == ENOMEM) {
+        return AS_ERR_LIMIT;
+    }
+    AS_ERROR("net", "cannot filter a port of UCX's: %s", strerror(errno));
+    return AS_ERR_UNSUPPORTED;
+}
+
+static bool is_four(const struct in6_addr *host)
+{
+    return IN6_IS_ADDR_V4MAPPED(host);
+}
+
+// Of those of IPv4, or of IPv6.
+static void add_admitted(program_t *program, const struct sockaddr_storage *admitted,
+                         unsigned count, bool four)
+{
+    for (unsigned i = 0; i < count; i++) {
+        struct in6_addr host;
+        unsigned begin = program->count;
+        ucx_sockaddr_host(&admitted[i], &host);
+        if (is_four(&host) != four) {
+            continue;
+        }
+        for (unsigned word = four ? 3 : 0; word < 4; word++) {
+            add_check(program, CELL_HOST + word, word_of(&host, word));
+        }
+        add_check(program, CELL_PORT, ucx_sockaddr_port(&admitted[i]));
+        end_entry(program, begin);
+    }
 }
 
 as_status_t ucx_gate_set(int fd, const struct sockaddr_storage *admitted, unsigned count)
 {
     program_t program = {.count = 0};
-    for (unsigned i = 0; i < count; i++) {
-        struct in6_addr host;
-        unsigned begin = program.count;
-        ucx_sockaddr_host(&admitted[i], &host);
-        add_source(&program, &host);
-        add_check(&program, BPF_H, SOURCE_PORT, UINT32_MAX, ucx_sockaddr_port(&admitted[i]));
-        end_entry(&program, begin);
-    }
+    add_load(&program, BPF_H, SOURCE_PORT, CELL_PORT);
+    unsigned to_six = add_four(&program);
+    add_admitted(&program, admitted, count, true);
+    add_six(&program, to_six);
+    add_admitted(&program, admitted, count, false);
     return attach(fd, &program);
+}
+
+// Lets in where one of the chunk's jumps leads to: the first of the two that are added.
+static void end_chunk(program_t *program, unsigned begin)
+{
+    add(program, BPF_JMP | BPF_JA, 1);
+    for (unsigned i = begin; i < program->count && program->count <= INSTRUCTIONS_MAX; i++) {
+        if (program->code[i].code == (BPF_JMP | BPF_JEQ | BPF_K)) {
+            program->code[i].jt = (uint8_t)(program->count - i - 1);
+        }
+    }
+    add(program, BPF_RET | BPF_K, UINT32_MAX);
+}
+
+// An instruction each, as there may be many.
+static void add_hosts4(program_t *program, const struct in6_addr *hosts, unsigned count)
+{
+    unsigned begin = program->count;
+    for (unsigned i = 0; i < count; i++) {
+        if (is_four(&hosts[i])) {
+            add(program, BPF_JMP | BPF_JEQ | BPF_K, word_of(&hosts[i], 3));
+        }
+        if (program->count - begin >= CHUNK) {
+            end_chunk(program, begin);
+            begin = program->count;
+        }
+    }
+    end_chunk(program, begin);
+}
+
+static void add_hosts6(program_t *program, const struct in6_addr *hosts, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        unsigned begin = program->count;
+        for (unsigned word = 0; word < 4 && !is_four(&hosts[i]); word++) {
+            add_check(program, CELL_HOST + word, word_of(&hosts[i], word));
+        }
+        if (program->count > begin) {
+            end_entry(program, begin);
+        }
+    }
 }
 
 as_status_t ucx_gate_set_hosts(int fd, const struct in6_addr *hosts, unsigned count)
 {
     program_t program = {.count = 0};
-    add_check(&program, BPF_B, FLAGS, FLAG_SYN, 0); // of a connection that is there
+    add(&program, BPF_LD | BPF_ABS | BPF_B, FLAGS);
+    add(&program, BPF_ALU | BPF_AND | BPF_K, FLAG_SYN);
+    add(&program, BPF_JMP | BPF_JEQ | BPF_K, 0); // of a connection that is there
     end_entry(&program, 0);
-    add(&program, BPF_LD | BPF_ABS | BPF_B, IP(0));
-    add(&program, BPF_ALU | BPF_AND | BPF_K, VERSION);
-    add(&program, BPF_JMP | BPF_JEQ | BPF_K, 0x40);
-    program.code[program.count - 1].jt = 1; // over the next, which leads to IPv6
-    unsigned to_six = program.count;
-    add(&program, BPF_JMP | BPF_JA, 0);
-    add(&program, BPF_LD | BPF_ABS | BPF_W, IP(IP4_SOURCE));
-    for (unsigned i = 0; i < count; i++) {
-        unsigned begin = program.count;
-        if (IN6_IS_ADDR_V4MAPPED(&hosts[i])) { // two instructions each
-            add(&program, BPF_JMP | BPF_JEQ | BPF_K, word_of(&hosts[i], 3));
-            end_entry(&program, begin);
-        }
-    }
-    add(&program, BPF_RET | BPF_K, 0);
-    program.code[to_six].k = program.count - to_six - 1;
-    for (unsigned i = 0; i < count; i++) {
-        unsigned begin = program.count;
-        if (!IN6_IS_ADDR_V4MAPPED(&hosts[i])) {
-            add_source6(&program, &hosts[i]);
-            end_entry(&program, begin);
-        }
-    }
+    unsigned to_six = add_four(&program);
+    add_hosts4(&program, hosts, count);
+    add_six(&program, to_six);
+    add_hosts6(&program, hosts, count);
     return attach(fd, &program);
 }
 

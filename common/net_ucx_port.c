@@ -24,9 +24,13 @@
 #include "common/log.h"
 #include "common/mem.h"
 
-#define ACCEPT_MS     5000u  // the listening side's patience, from TCP's connection to UCX's
-#define CONNECT_MS    10000u // the connecting side's
-#define HALF_OPEN_MAX 128u   // the oldest makes room: a peer of ours needs milliseconds
+#define ACCEPT_MS  5000u  // the listening side's patience, from TCP's connection to UCX's
+#define CONNECT_MS 10000u // the connecting side's
+// So many that have said nothing, and so many that were heard: the oldest makes room, as a peer of ours needs
+// milliseconds, but nobody who was heard for somebody who says nothing.
+#define HALF_OPEN_MAX 128u
+#define LINES_MAX     100u    // in the log at once, of what strangers do,
+#define LINE_US       100000u // and then one in so long
 #define RETRIES_MAX   3u
 // UCX does not survive an accept without a descriptor. Each that is admitted takes three for a while; the
 // rest is for files and other ports.
@@ -93,7 +97,6 @@ static void unreserve(ucx_socket_t *socket)
 void ucx_socket_close(ucx_socket_t *socket)
 {
     ucx_net_t *net = socket->net;
-    net->half_open_count -= is_listening_side(socket);
     net->gate_is_old |= socket->state == ADMITTED;
     ucx_list_remove(&socket->link);
     if (socket->conn) {
@@ -110,6 +113,24 @@ void ucx_socket_close(ucx_socket_t *socket)
     }
 }
 
+// Strangers come as often as they like. What is left out is counted.
+static bool is_worth_a_line(ucx_net_t *net)
+{
+    uint64_t now_us = as_loop_now_us(net->head.loop);
+    uint64_t owed_us = net->lines_until_us > now_us ? net->lines_until_us - now_us : 0;
+    if (owed_us > LINES_MAX * LINE_US) {
+        net->lines_untold++;
+        return false;
+    }
+    if (net->lines_untold > 0) {
+        AS_WARN("net", "data port: %u more connections were closed, without a line each",
+                net->lines_untold);
+        net->lines_untold = 0;
+    }
+    net->lines_until_us = now_us + owed_us + LINE_US;
+    return true;
+}
+
 // Closes the socket and fails what it was to become.
 static void drop(ucx_socket_t *socket, as_status_t status)
 {
@@ -122,9 +143,28 @@ static void drop(ucx_socket_t *socket, as_status_t status)
 
 static void drop_because(ucx_socket_t *socket, const char *why)
 {
-    AS_WARN("net", "data port: connection %s %s closed: %s",
-            is_listening_side(socket) ? "from" : "to", socket->name, why);
+    if (!is_listening_side(socket) || is_worth_a_line(socket->net)) {
+        AS_WARN("net", "data port: connection %s %s closed: %s",
+                is_listening_side(socket) ? "from" : "to", socket->name, why);
+    }
     drop(socket, AS_ERR_PROTOCOL);
+}
+
+// The oldest of those that have said their hello, or that have not, makes room.
+static void make_room(ucx_net_t *net, bool heard, unsigned max)
+{
+    ucx_socket_t *oldest = NULL;
+    unsigned count = 0;
+    for (ucx_list_t *at = net->half_open.next; at != &net->half_open; at = at->next) {
+        ucx_socket_t *socket = UCX_LIST_OF(at, ucx_socket_t);
+        if ((socket->state != WANT_CONNECT) == heard) {
+            oldest = oldest ? oldest : socket;
+            count++;
+        }
+    }
+    if (count > max) {
+        drop_because(oldest, heard ? "too many wait for UCX" : "too many wait for their hello");
+    }
 }
 
 static void on_deadline(uv_timer_t *timer)
@@ -204,16 +244,17 @@ void ucx_port_admit(ucx_net_t *net)
     }
 }
 
-void ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest)
+bool ucx_port_connected(ucx_net_t *net, const struct sockaddr_storage *from, ucx_guest_t *guest)
 {
     for (ucx_list_t *at = net->half_open.next; at != &net->half_open; at = at->next) {
         ucx_socket_t *socket = UCX_LIST_OF(at, ucx_socket_t);
         if (socket->state == ADMITTED && ucx_sockaddr_is(&socket->from, from)) {
             ucx_guest_move(&socket->guest, guest);
             ucx_socket_close(socket);
-            return;
+            return true;
         }
     }
+    return false;
 }
 
 // A descriptor has the lowest number that is free: all below it are taken.
@@ -240,10 +281,14 @@ static void take_connect(ucx_socket_t *socket, const ucx_hello_t *hello)
         drop_because(socket, "too many files are open here: raise their limit (ulimit -n)");
         return;
     }
+    struct sockaddr_storage local = {0};
+    int bytes = sizeof(local);
+    uv_tcp_getsockname(&socket->tcp, (struct sockaddr *)&local, &bytes);
     socket->from = socket->remote;
     ucx_sockaddr_set_port(&socket->from, hello->port);
-    ucx_guest_add_all(net, &socket->guest, &socket->remote, hello);
+    ucx_guest_add_all(net, &socket->guest, &socket->remote, &local, hello);
     socket->state = QUEUED;
+    make_room(net, true, HALF_OPEN_MAX);
     net->gate_is_old = true;
     ucx_port_admit(net);
 }
@@ -269,7 +314,7 @@ static void take_accept(ucx_socket_t *socket, const ucx_hello_t *hello)
     struct sockaddr_storage to = socket->remote;
     ucx_sockaddr_set_port(&to, hello->port);
     ucx_guest_leave(socket->net, &socket->conn->guest); // of an attempt before
-    ucx_guest_add_all(socket->net, &socket->conn->guest, &to, hello);
+    ucx_guest_add_all(socket->net, &socket->conn->guest, &to, &socket->from, hello);
     unreserve(socket);
     socket->state = JOINING;
     if (ucx_conn_join(socket->conn, &to, &socket->from) != AS_OK && !dial_again(socket)) {
@@ -341,7 +386,9 @@ static void on_ended(ucx_socket_t *socket)
         return; // UCX is connected there; the deadline goes on until it is here
     }
     if (socket->state == WANT_CONNECT && socket->in_bytes == 0) {
-        AS_INFO("net", "data port: connection from %s closed without a word", socket->name);
+        if (is_worth_a_line(socket->net)) {
+            AS_INFO("net", "data port: connection from %s closed without a word", socket->name);
+        }
         drop(socket, AS_ERR_PEER_LOST);
     } else {
         drop_because(socket, socket->state <= WANT_CONNECT ? "it left in mid hello"
@@ -457,7 +504,6 @@ as_status_t ucx_port_accept(ucx_net_t *net, uv_stream_t *from)
         return AS_ERR_NO_MEMORY;
     }
     socket->state = WANT_CONNECT;
-    net->half_open_count++;
     if (uv_accept(from, (uv_stream_t *)&socket->tcp) != 0) {
         drop(socket, AS_ERR_PEER_LOST);
         return AS_OK;
@@ -467,10 +513,7 @@ as_status_t ucx_port_accept(ucx_net_t *net, uv_stream_t *from)
     name_it(socket);
     ucx_list_remove(&socket->link);
     ucx_list_append(&net->half_open, &socket->link);
-    if (net->half_open_count > (is_short_of_files(socket) ? HALF_OPEN_SHORT : HALF_OPEN_MAX)) {
-        drop_because(UCX_LIST_OF(net->half_open.next, ucx_socket_t),
-                     "too many wait for their hello");
-    }
+    make_room(net, false, is_short_of_files(socket) ? HALF_OPEN_SHORT : HALF_OPEN_MAX);
     uv_timer_start(&socket->deadline, on_deadline, ACCEPT_MS, 0);
     if (uv_read_start((uv_stream_t *)&socket->tcp, on_buffer, on_read) != 0) {
         drop(socket, AS_ERR_PEER_LOST);

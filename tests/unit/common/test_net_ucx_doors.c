@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ports that UCX opens by itself: which hosts the kernel lets in, and what a peer shows for it at the data port.
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include "net_crowd.h"
@@ -73,6 +75,65 @@ static void ports_of_ucx_let_in_hosts_of_peers_only(void **state)
     client_fini(&server, false);
 }
 
+// UCX connects two of one host by loopback, whichever address the data port was reached by.
+static void a_peer_of_this_host_may_come_by_loopback(void **state)
+{
+    client_t *client = *state;
+    struct in6_addr hosts[UCX_HELLO_HOSTS_MAX];
+    unsigned count = ucx_hosts_of_ours(hosts), i = 0;
+    while (i < count && !IN6_IS_ADDR_V4MAPPED(&hosts[i])) {
+        i++;
+    }
+    if (i == count) {
+        skip(); // a machine of loopback alone
+    }
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_int_equal(as_net_listen(server.net, "0.0.0.0:0"), AS_OK);
+    const uint8_t *host = hosts[i].s6_addr + 12;
+    char text[32];
+    snprintf(text, sizeof(text), "%u.%u.%u.%u%s", host[0], host[1], host[2], host[3],
+             strrchr(as_net_address(server.net), ':'));
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, text, &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, server.received == 1);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    RUN_UNTIL(client, server.lost == 1);
+    warm_up(client);
+    client_fini(&server, false);
+}
+
+static void what_ucx_cannot_connect_by_is_refused(void **state)
+{
+    client_t *client = *state;
+    const ucx_net_t *net = (ucx_net_t *)client->net;
+    client_t server;
+    as_conn_t *conn;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_true(net->doors.four && !net->doors.six);
+    assert_int_equal(as_net_connect(client->net, "[::1]:9", &conn), AS_ERR_UNSUPPORTED);
+    assert_int_equal(as_net_listen(server.net, "[::]:0"), AS_ERR_UNSUPPORTED);
+    ucx_guest_t guest = {.count = 0};
+    const struct in6_addr six = {{{0xfd, [15] = 1}}};
+    ucx_guest_add((ucx_net_t *)client->net, &guest, &six);
+    assert_int_equal(guest.count, 0); // it could come to no port
+    // Of a name's addresses the one that does.
+    assert_int_equal(as_net_listen(server.net, "localhost:0"), AS_OK);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
+    RUN_UNTIL(client, server.received == 1);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    RUN_UNTIL(client, server.lost == 1);
+    warm_up(client);
+    client_fini(&server, false);
+}
+
 enum { UNREACHABLE = 8 };
 
 // Peers behind a firewall, for a second. Returns how many were answered all the same.
@@ -129,6 +190,10 @@ static void more_hosts_than_a_filter_takes_open_the_ports(void **state)
         ucx_guest_add(net, &guests[i], &host);
     }
     ucx_doors_update(net);
+    for (unsigned i = 0; i < room;
+         i += i % 100 == 0 && i > 0 ? 1 : 99) { // there are chunks of them
+        assert_true(is_let_in(INADDR_LOOPBACK + 10 + i, &door));
+    }
     assert_true(is_let_in(INADDR_LOOPBACK + 10 + room - 1, &door));
     assert_false(is_let_in(INADDR_LOOPBACK + 10 + room + 9, &door));
     for (unsigned i = room; i <= UCX_HOSTS_MAX; i++) {
@@ -143,6 +208,65 @@ static void more_hosts_than_a_filter_takes_open_the_ports(void **state)
     ucx_doors_update(net);
     assert_false(is_let_in(INADDR_LOOPBACK + 10, &door));
     warm_up(client);
+}
+
+// The memory for a socket's options was 20 KiB before Linux 6.8, and a filter replaces one that is there.
+static void as_many_hosts_fit_into_the_memory_of_older_kernels(void **state)
+{
+    (void)state;
+    pid_t pid = fork();
+    if (pid == 0) {
+        if (unshare(CLONE_NEWNET) != 0) {
+            _exit(77);
+        }
+        int limit = open("/proc/sys/net/core/optmem_max", O_WRONLY | O_CLOEXEC);
+        ssize_t written = write(limit, "20480", 5);
+        int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        static struct in6_addr hosts[UCX_HOSTS_MAX];
+        static struct sockaddr_storage admitted[UCX_ADMITTED_MAX];
+        for (unsigned i = 0; i < UCX_HOSTS_MAX; i++) {
+            hosts[i] = loopback(0xc0a80001 + i);
+        }
+        for (unsigned i = 0; i < UCX_ADMITTED_MAX; i++) {
+            struct sockaddr_in6 *six = (struct sockaddr_in6 *)&admitted[i];
+            *six = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(60000)};
+            memset(&six->sin6_addr, 0xfd, sizeof(six->sin6_addr));
+        }
+        bool all = (limit < 0 || written == 5) && fd >= 0;
+        for (unsigned i = 0; i < 2 && all; i++) {
+            all = ucx_gate_set_hosts(fd, hosts, UCX_HOSTS_MAX) == AS_OK;
+        }
+        for (unsigned i = 0; i < 2 && all; i++) {
+            all = ucx_gate_set(fd, admitted, UCX_ADMITTED_MAX) == AS_OK;
+        }
+        _exit(all ? 0 : 1);
+    }
+    int status = 0;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) {
+        skip(); // it takes rights
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+// A connection of IPv6 from a port of its own, which is told before it is tried.
+static bool is_six_let_in(int listener, const struct sockaddr_in6 *to, unsigned port_off)
+{
+    const struct timeval patience = {.tv_usec = 100000};
+    struct sockaddr_storage from = {0};
+    struct sockaddr_in6 *six = (struct sockaddr_in6 *)&from;
+    socklen_t bytes = sizeof(*six);
+    *six = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)six, bytes), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)six, &bytes), 0);
+    six->sin6_port = htons((uint16_t)(ntohs(six->sin6_port) ^ port_off));
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+    assert_int_equal(ucx_gate_set(listener, &from, 1), AS_OK);
+    bool in = connect(fd, (const struct sockaddr *)to, sizeof(*to)) == 0;
+    close(fd);
+    return in;
 }
 
 static void hosts_of_ipv6_are_told_apart(void **state)
@@ -167,6 +291,8 @@ static void hosts_of_ipv6_are_told_apart(void **state)
         assert_int_equal(connect(fd, (struct sockaddr *)&at, bytes) == 0, i == 2);
         close(fd);
     }
+    assert_true(is_six_let_in(listener, &at, 0));
+    assert_false(is_six_let_in(listener, &at, 1));
     close(listener);
 }
 
@@ -218,8 +344,11 @@ int main(int argc, char **argv)
     }
     const struct CMUnitTest tests[] = {
         NET_TEST(ports_of_ucx_let_in_hosts_of_peers_only),
+        NET_TEST(a_peer_of_this_host_may_come_by_loopback),
+        NET_TEST(what_ucx_cannot_connect_by_is_refused),
         NET_TEST(a_peer_whose_own_port_is_out_of_reach_stalls_nobody),
         NET_TEST(more_hosts_than_a_filter_takes_open_the_ports),
+        cmocka_unit_test(as_many_hosts_fit_into_the_memory_of_older_kernels),
         cmocka_unit_test(hosts_of_ipv6_are_told_apart),
         NET_TEST(who_shows_no_good_credential_is_let_in_nowhere),
     };

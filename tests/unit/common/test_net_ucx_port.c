@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 
 #include "net_crowd.h"
+#include "common/log.h"
 #include "common/net_ucx.h"
 #include "common/net_ucx_hello.h"
 
@@ -88,15 +89,19 @@ static void what_cannot_be_said_is_broken(void **state)
 
 // ---- strangers
 
-static int knock(const client_t *client)
+static int knock_at(const char *at)
 {
     struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_port =
-                                      htons((uint16_t)atoi(strrchr(client->peer.address, ':') + 1)),
+                                  .sin_port = htons((uint16_t)atoi(strrchr(at, ':') + 1)),
                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
     return fd;
+}
+
+static int knock(const client_t *client)
+{
+    return knock_at(client->peer.address);
 }
 
 // Waits until the peer has closed; true if it answered with bytes before.
@@ -213,6 +218,88 @@ static void strangers_who_say_nothing_do_not_keep_peers_out(void **state)
     }
     warm_up(client);
     assert_int_equal(client->lost, 0);
+}
+
+static void who_was_heard_makes_no_room_for_who_says_nothing(void **state)
+{
+    client_t *client = *state;
+    unsigned char bytes[UCX_HELLO_BYTES_MAX];
+    const ucx_hello_t hello = connect_hello(0, 0);
+    const size_t count = ucx_hello_write(&hello, bytes);
+    warm_up(client);
+    uint64_t begun_us = as_loop_now_us(client->loop);
+    int heard = knock(client), fds[200];
+    assert_int_equal(send(heard, bytes, count, MSG_NOSIGNAL), count);
+    assert_true(recv(heard, bytes, sizeof(bytes), 0) > 0);
+    for (unsigned i = 0; i < 200; i++) {
+        fds[i] = knock(client);
+    }
+    assert_false(is_shut(fds[0])); // for the last of them
+    char byte;
+    ssize_t got = recv(heard, &byte, 1, MSG_DONTWAIT);
+    if (as_loop_now_us(client->loop) - begun_us < 4000000) { // else it may be its deadline
+        assert_int_equal(got, -1);
+    }
+    close(heard);
+    for (unsigned i = 1; i < 200; i++) {
+        close(fds[i]);
+    }
+    warm_up(client);
+}
+
+static void a_crowd_of_strangers_does_not_fill_the_log(void **state)
+{
+    client_t *client = *state;
+    client_t server;
+    client_init(&server, client->loop);
+    server.close_on_lost = true;
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    unsigned long before = as_log_count(AS_LOG_WARN);
+    uint64_t begun_us = as_loop_now_us(client->loop);
+    char byte;
+    for (unsigned i = 0; i < 600; i++) {
+        int fd = knock_at(as_net_address(server.net));
+        assert_int_equal(send(fd, "GET / HTTP/1.0", 14, MSG_NOSIGNAL), 14);
+        while (recv(fd, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN) {
+            as_loop_run_once(client->loop, false);
+        }
+        close(fd);
+    }
+    uint64_t seconds = (as_loop_now_us(client->loop) - begun_us) / 1000000 + 1;
+    assert_in_range(as_log_count(AS_LOG_WARN) - before, 1, 102 + 20 * seconds);
+    client_fini(&server, false);
+}
+
+// UCX's connection may have come through the gate when its socket is given up. Its hosts are not let in then, so it would
+// wait for ever.
+static void a_connection_that_comes_too_late_is_refused(void **state)
+{
+    client_t *client = *state;
+    client_t server;
+    client_init(&server, NULL);
+    const ucx_net_t *net = (ucx_net_t *)server.net;
+    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    while (ucx_list_is_empty(&net->half_open) || !net->doors.refs[0]) { // until it is answered
+        as_loop_run_once(client->loop, false);
+        as_loop_run_once(server.loop, false);
+    }
+    uint64_t begun_us = as_loop_now_us(client->loop);
+    while (as_loop_now_us(client->loop) - begun_us < 100000) {
+        as_loop_run_once(client->loop, false);
+    }
+    ucx_socket_close((ucx_socket_t *)net->half_open.next);
+    while (client->lost == 0) {
+        assert_false(client->expired || server.accepted > 0);
+        as_loop_run_once(client->loop, false);
+        as_loop_run_once(server.loop, false);
+    }
+    assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    warm_up(client);
+    client_fini(&server, true);
 }
 
 // A listener that answers a client of ours with whatever it likes.
@@ -350,6 +437,9 @@ int main(int argc, char **argv)
         NET_TEST(whatever_a_stranger_sends_only_closes_its_connection),
         NET_TEST(a_peer_of_another_version_is_told_ours),
         NET_TEST(strangers_who_say_nothing_do_not_keep_peers_out),
+        NET_TEST(who_was_heard_makes_no_room_for_who_says_nothing),
+        NET_TEST(a_crowd_of_strangers_does_not_fill_the_log),
+        NET_TEST(a_connection_that_comes_too_late_is_refused),
         NET_TEST(a_listener_of_another_kind_is_no_peer),
         NET_TEST(connections_of_two_nets_made_at_once_are_told_apart),
         NET_TEST(connections_given_up_half_way_do_not_confuse_later_ones),
