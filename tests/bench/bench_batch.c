@@ -5,7 +5,7 @@
 // runs three arms at each number of sessions, without stores: plain decoding on the full cache,
 // kivi4 without verification, and kivi4 verified. It prints one line of JSON for each: tokens that
 // left between the moment at which all sessions had their first and the one at which the first of
-// them was complete, per second of that time. --rows 1 shows steps of one session at a time.
+// them was complete, per second of that time, and the processor time of each. --rows 1 shows steps of one session at a time.
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ typedef struct run {
     uint32_t count, answering, finished, failed;
     uint64_t tokens, tokens_start, tokens_end; // of all
     uint64_t drafted, accepted;
-    double start_s, end_s;
+    double start_s, end_s, cpu_start_s, cpu_end_s;
     int64_t layers_start, layers_end, passes_start, passes_end;
 } run_t;
 
@@ -59,6 +59,7 @@ static void on_tokens(void *ctx, const gpw_token_event_t *tokens, uint32_t count
     run->tokens += count;
     if (run->answering == run->count && run->start_s == 0) {
         run->start_s = now_s();
+        run->cpu_start_s = cpu_seconds(0);
         run->tokens_start = run->tokens;
         run->layers_start = gpw_metric_value(GPW_METRIC_BATCH_LAYERS_TOTAL);
         run->passes_start = gpw_metric_value(GPW_METRIC_BATCH_PASSES_TOTAL);
@@ -77,6 +78,7 @@ static void on_finish(void *ctx, gpw_finish_t finish, as_status_t status, const 
     }
     if (run->finished++ == 0) {
         run->end_s = now_s();
+        run->cpu_end_s = cpu_seconds(0);
         run->tokens_end = run->tokens;
         run->layers_end = gpw_metric_value(GPW_METRIC_BATCH_LAYERS_TOTAL);
         run->passes_end = gpw_metric_value(GPW_METRIC_BATCH_PASSES_TOTAL);
@@ -120,10 +122,11 @@ static void print_row(const bench_t *bench, const arm_t *arm, const run_t *run)
     double tokens = (double)(run->tokens_end - run->tokens_start);
     int64_t layers = run->layers_end - run->layers_start;
     printf("{\"arm\": \"%s\", \"sessions\": %u, \"threads\": %u, \"prompt_tokens\": %u, "
-           "\"rows_max\": %u, \"horizon\": %u, \"tokens_per_s\": %.1f, \"mean_batch\": %.2f, "
+           "\"rows_max\": %u, \"horizon\": %u, \"tokens_per_s\": %.1f, \"cpu_ms_per_token\": %.2f, "
+           "\"mean_batch\": %.2f, "
            "\"accepted\": %.2f}\n",
            arm->name, run->count, bench->threads, bench->prompt, bench->rows, bench->horizon,
-           tokens / seconds,
+           tokens / seconds, (run->cpu_end_s - run->cpu_start_s) * 1000 / tokens,
            (double)(run->passes_end - run->passes_start) / (double)(layers ? layers : 1),
            run->drafted ? (double)run->accepted / (double)run->drafted : 0.0);
     fflush(stdout);
