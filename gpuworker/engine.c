@@ -10,9 +10,27 @@
 
 // ---- Turns -------------------------------------------------------------------------------------
 
+// Who waits hears of the place in line that it has now.
+static void tell_places(gpw_engine_t *engine)
+{
+    uint32_t place = 0;
+    for (gpw_request_t *r = engine->first; r; r = r->next) {
+        if (r->step != GPW_STEP_ADMIT) {
+            continue;
+        }
+        place++;
+        if (r->in_line && r->place != place && r->io_events.on_place) {
+            r->place = place;
+            atomic_store(&r->place_told, place);
+            gpw_worker_post_io(r->worker, &r->place_task);
+        }
+    }
+}
+
 static void update_load(gpw_engine_t *engine)
 {
     engine->load_changed = false;
+    tell_places(engine);
     uint64_t queued = 0;
     for (const gpw_request_t *r = engine->first; r; r = r->next) {
         queued += r->step <= GPW_STEP_PREFILL ? r->token_count : 0;

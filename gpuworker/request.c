@@ -154,6 +154,7 @@ void gpw_request_unpost(gpw_request_t *request)
     as_loop_unpost(options->engine_loop, &request->cancel_task);
     as_loop_unpost(options->engine_loop, &request->goodbye_task);
     as_loop_unpost(options->io_loop, &request->tokens_task);
+    as_loop_unpost(options->io_loop, &request->place_task);
     as_loop_unpost(options->io_loop, &request->finish_task);
 }
 
@@ -182,6 +183,13 @@ static bool is_first_in_line(const gpw_request_t *request)
     return true;
 }
 
+static gpw_turn_t stand_in_line(gpw_request_t *request)
+{
+    request->in_line = true;
+    request->engine->load_changed = true; // tells it its place
+    return GPW_TURN_WAIT;
+}
+
 gpw_turn_t gpw_admit_turn(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
@@ -192,12 +200,14 @@ gpw_turn_t gpw_admit_turn(gpw_request_t *request)
         gpw_request_release(request);
     }
     if (!is_first_in_line(request) || engine->sessions == engine->options.sessions_max) {
-        return GPW_TURN_WAIT;
+        return stand_in_line(request);
     }
     if (!gpw_budget_reserve(&request->budget, gpw_request_bytes_max(request))) {
         gpw_engine_hurry_lingerers(engine);
-        return GPW_TURN_WAIT;
+        return stand_in_line(request);
     }
+    request->in_line = false;
+    request->place = 0;
     request->forward = gpw_engine_take_forward(engine, false);
     AS_ASSERT(request->forward); // there are as many as sessions
     request->holds_session = true;

@@ -81,6 +81,8 @@ typedef struct gpw_request {
     bool released;   // nothing of it is left but itself
     bool goodbye;    // the io loop will not touch the request again
     bool holds_session;
+    bool in_line;    // in ADMIT, and found no room
+    uint32_t place;  // in line, as told; 0: not yet
     int32_t *tokens; // [tokens_max]: prompt, emitted; behind them the drafts
     uint32_t token_count, prompt_count, tokens_max;
     uint32_t draft_count; // drafts at tokens[token_count ...)
@@ -118,6 +120,7 @@ typedef struct gpw_request {
     bool out_of_memory;       // a token could not be handed over
     // engine writes, io reads
     _Atomic(gpw_token_batch_t *) handed; // newest first
+    _Atomic uint32_t place_told;
     gpw_finish_t finish;
     as_status_t finish_status;
     const char *finish_text;
@@ -127,7 +130,7 @@ typedef struct gpw_request {
     uint32_t io_slot;
     bool in_engine;                                   // engine writes; read at the very end
     as_task_t submit_task, cancel_task, goodbye_task; // run on the engine's loop
-    as_task_t tokens_task, finish_task;               // run on the io loop
+    as_task_t tokens_task, place_task, finish_task;   // run on the io loop
 } gpw_request_t;
 
 // The step table.

@@ -52,6 +52,12 @@ static void on_tokens(void *ctx)
     }
 }
 
+static void on_place(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    request->io_events.on_place(request->io_events.ctx, atomic_load(&request->place_told));
+}
+
 static void on_finish(void *ctx)
 {
     gpw_request_t *request = ctx;
@@ -193,6 +199,7 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->cancel_task = (as_task_t){.fn = on_cancel, .ctx = r};
     r->goodbye_task = (as_task_t){.fn = on_goodbye, .ctx = r};
     r->tokens_task = (as_task_t){.fn = on_tokens, .ctx = r};
+    r->place_task = (as_task_t){.fn = on_place, .ctx = r};
     r->finish_task = (as_task_t){.fn = on_finish, .ctx = r};
 }
 

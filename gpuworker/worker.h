@@ -83,6 +83,9 @@ typedef struct gpw_request_events {
     // Exactly once, last. `error` is a sentence for people when status is not AS_OK.
     void (*on_finish)(void *ctx, gpw_finish_t finish, as_status_t status, const char *error,
                       const gpw_usage_t *usage);
+    // It waits for its turn to hold a cache, as the place-th in line (1: the next); told again
+    // whenever that changes. May be NULL.
+    void (*on_place)(void *ctx, uint32_t place);
 } gpw_request_events_t;
 
 typedef struct gpw_worker_options {

@@ -2,8 +2,8 @@
 // One generation: admit (parse, tokenize, submit each choice), then reply as verified tokens come.
 // A long prompt leaves for the tokenizer's thread in between.
 //
-// An answer begins late: the status of a stream is sent with its first tokens, so that whatever
-// goes wrong before has a status code of its own. Whatever happens, each submitted choice ends with
+// An answer begins late: the status of a stream is sent with its first tokens (or its place in the
+// queue, if that was asked for), so that whatever goes wrong before has a status code of its own. Whatever happens, each submitted choice ends with
 // exactly one on_finish; the last one answers and frees. A client that leaves, or reads too slowly,
 // cancels all choices.
 #include <string.h>
@@ -264,6 +264,20 @@ static void on_tokens(void *ctx, const gpw_token_event_t *tokens, uint32_t count
     }
 }
 
+// Only for who asked: a stream that has begun can fail by an event only, no longer by a status.
+static void on_place(void *ctx, uint32_t place)
+{
+    gpw_choice_t *choice = ctx;
+    gpw_generation_t *generation = choice->generation;
+    if (!generation->request.include_queue || generation->failed || !generation->http ||
+        !begin_stream(generation)) {
+        return;
+    }
+    if (!send_event(generation, gpw_reply_place(generation, choice, place))) {
+        cut(generation);
+    }
+}
+
 static void observe(const gpw_choice_t *choice)
 {
     gpw_http_metric_add(GPW_HTTP_TOKENS, choice->token_count);
@@ -415,7 +429,8 @@ static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *
         .deadline_us = request->deadline_us,
     };
     params.choose.seed += index;
-    gpw_request_events_t events = {.ctx = choice, .on_tokens = on_tokens, .on_finish = on_finish};
+    gpw_request_events_t events = {
+        .ctx = choice, .on_tokens = on_tokens, .on_place = on_place, .on_finish = on_finish};
     char error[256] = "";
     as_status_t status = gpw_worker_submit(generation->serve->worker, &params, &events, error,
                                            sizeof(error), &choice->request_id);

@@ -63,7 +63,7 @@ typedef struct gpw_api_request {
     bool seed_set;
     const char *stops[GPW_STOPS_MAX];
     uint32_t stop_count;
-    bool stream, include_usage;
+    bool stream, include_usage, include_queue;
     bool want_logprobs;
     uint32_t logprobs; // alternatives a position
     uint32_t choices;  // n

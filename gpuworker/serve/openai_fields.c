@@ -90,6 +90,11 @@ static bool read_include_usage(gpw_api_parse_t *parse, json_t *value)
     return gpw_api_read_bool(parse, value, &parse->request->include_usage);
 }
 
+static bool read_include_queue(gpw_api_parse_t *parse, json_t *value)
+{
+    return gpw_api_read_bool(parse, value, &parse->request->include_queue);
+}
+
 static bool read_obfuscation(gpw_api_parse_t *parse, json_t *value)
 {
     return json_is_false(value) || gpw_api_unsupported(parse, "leave it out, or set it to false");
@@ -97,6 +102,7 @@ static bool read_obfuscation(gpw_api_parse_t *parse, json_t *value)
 
 static const gpw_api_field_t stream_fields[] = {
     {"include_usage", GPW_API_IN_BOTH, read_include_usage},
+    {"include_queue", GPW_API_IN_BOTH, read_include_queue},
     {"include_obfuscation", GPW_API_IN_BOTH, read_obfuscation},
     {NULL, 0, NULL},
 };

@@ -175,6 +175,21 @@ static json_t *chunk_of(const gpw_generation_t *generation, json_t *choice)
     return reply;
 }
 
+json_t *gpw_reply_place(const gpw_generation_t *generation, const gpw_choice_t *choice,
+                        uint32_t place)
+{
+    bool chat = generation->request.kind == GPW_API_CHAT;
+    json_t *reply = reply_head(generation, chat ? "chat.completion.chunk" : "text_completion");
+    json_object_set_new(reply, "choices", json_array());
+    json_object_set_new(
+        reply, "assay",
+        json_pack("{s:i, s:i}", "index", (int)choice->index, "queue_place", (int)place));
+    if (generation->request.include_usage) {
+        json_object_set_new(reply, "usage", json_null());
+    }
+    return reply;
+}
+
 json_t *gpw_reply_role(const gpw_generation_t *generation, const gpw_choice_t *choice)
 {
     return chunk_of(generation,

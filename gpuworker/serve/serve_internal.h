@@ -114,6 +114,8 @@ void gpw_choice_sent(gpw_choice_t *choice); // forgets what was to be sent
 // reply.c: JSON of answers. NULL when out of memory.
 json_t *gpw_reply_error(const gpw_api_error_t *error);
 json_t *gpw_reply_whole(const gpw_generation_t *generation);
+json_t *gpw_reply_place(const gpw_generation_t *generation, const gpw_choice_t *choice,
+                        uint32_t place);
 json_t *gpw_reply_role(const gpw_generation_t *generation, const gpw_choice_t *choice);
 json_t *gpw_reply_chunk(const gpw_generation_t *generation, const gpw_choice_t *choice, bool last);
 json_t *gpw_reply_usage_chunk(const gpw_generation_t *generation);

@@ -316,6 +316,29 @@ def test_a_full_worker_answers_429_and_a_drained_one_ends_well(small):
     assert worker.child.wait(30) == 0
 
 
+@pytest.fixture()
+def narrow(tmp_path):
+    """A worker alone that computes one request and has two wait."""
+    with Cluster(tmp_path, stores=0, scheduler=False, worker_options=["--sessions=1", "--queue=2"]) as running:
+        yield running
+
+
+def test_a_stream_that_waits_is_told_its_place_if_it_asks(narrow):
+    body = {"prompt": "A long story:", "max_tokens": 400, "temperature": 0, "assay": {"ignore_end": True}}
+    first = Stream(narrow.url(), body)
+    next(first.events())
+    asks = {**body, "max_tokens": 2, "stream_options": {"include_queue": True}}
+    second = Stream(narrow.url(), asks).events()
+    assert next(second)["assay"] == {"index": 0, "queue_place": 1}
+    third = Stream(narrow.url(), asks).events()
+    waits = next(third)
+    assert waits["assay"]["queue_place"] == 2 and waits["choices"] == []
+    first.close()  # those behind move up
+    assert [event["choices"][0]["finish_reason"] for event in second][-1] == "length"
+    assert next(third)["assay"]["queue_place"] == 1
+    assert [event["choices"][0]["finish_reason"] for event in third][-1] == "length"
+
+
 def test_many_clients_at_once_get_what_each_would_get_alone(cluster):
     prompts = [f"Number {number} is followed by" for number in range(6)]
     body = lambda prompt: {"prompt": prompt, "max_tokens": 12, "temperature": 0}

@@ -33,7 +33,8 @@ static void a_completion_takes_every_parameter(void **state)
     const char *body =
         "{\"model\":\"m\",\"prompt\":\"once\",\"max_tokens\":7,\"temperature\":0.5,"
         "\"top_p\":0.9,\"top_k\":40,\"seed\":-3,\"stop\":[\"a\",\"bc\"],\"n\":2,"
-        "\"stream\":true,\"stream_options\":{\"include_usage\":true},\"logprobs\":3,"
+        "\"stream\":true,\"stream_options\":{\"include_usage\":true,\"include_queue\":true},"
+        "\"logprobs\":3,"
         "\"cache_salt\":\"s\",\"assay\":{\"verify\":\"off\",\"compressor\":\"kivi4\","
         "\"horizon\":0,\"logits_hash\":true,\"ignore_end\":true,\"deadline_ms\":50}}";
     assert_true(parse(GPW_API_COMPLETION, body, &request, &error));
@@ -46,7 +47,7 @@ static void a_completion_takes_every_parameter(void **state)
     assert_int_equal(request.stop_count, 2);
     assert_string_equal(request.stops[1], "bc");
     assert_int_equal(request.choices, 2);
-    assert_true(request.stream && request.include_usage);
+    assert_true(request.stream && request.include_usage && request.include_queue);
     assert_true(request.want_logprobs && request.logprobs == 3);
     assert_string_equal(request.cache_salt, "s");
     assert_int_equal(request.verify, GPW_VERIFY_OFF);

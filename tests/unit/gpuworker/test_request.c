@@ -131,6 +131,50 @@ static void requests_above_the_queue_are_refused(void **state)
     rig_close(&rig);
 }
 
+typedef struct waiting {
+    answer_t answer;
+    uint32_t places[8], count;
+} waiting_t;
+
+static void on_place(void *ctx, uint32_t place)
+{
+    waiting_t *waiting = ctx; // the answer is its first member
+    assert_false(waiting->answer.finished);
+    assert_true(waiting->count < 8);
+    waiting->places[waiting->count++] = place;
+}
+
+static void who_waits_is_told_its_place_in_line(void **state)
+{
+    (void)state;
+    gpw_worker_options_t options = small_worker();
+    options.sessions_max = 1;
+    rig_t rig = rig_open(options);
+    static waiting_t waiting[4];
+    gpw_request_params_t params = usual();
+    memset(waiting, 0, sizeof(waiting));
+    for (int i = 0; i < 4; i++) {
+        gpw_request_events_t events = {&waiting[i].answer, answer_on_tokens, answer_on_finish,
+                                       on_place};
+        char error[256];
+        assert_int_equal(gpw_worker_submit(rig.worker, &params, &events, error, sizeof(error),
+                                           &waiting[i].answer.id),
+                         AS_OK);
+    }
+    while (waiting[0].answer.count == 0) {
+        as_loop_run_once(rig.loop, true);
+    }
+    gpw_worker_cancel(rig.worker, waiting[1].answer.id); // those behind move up
+    rig_run(&rig);
+    static const uint32_t expected[4][3] = {{0}, {1}, {2, 1}, {3, 2, 1}};
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(waiting[i].count, i);
+        assert_memory_equal(waiting[i].places, expected[i], i * sizeof(uint32_t));
+        assert_int_equal(waiting[i].answer.status, i == 1 ? AS_ERR_CANCELLED : AS_OK);
+    }
+    rig_close(&rig);
+}
+
 static void sessions_wait_for_memory_and_never_exceed_it(void **state)
 {
     (void)state;
@@ -429,6 +473,7 @@ int main(void)
         cmocka_unit_test(a_request_may_be_cancelled_after_any_event),
         cmocka_unit_test(a_request_ends_at_its_deadline),
         cmocka_unit_test(requests_above_the_queue_are_refused),
+        cmocka_unit_test(who_waits_is_told_its_place_in_line),
         cmocka_unit_test(sessions_wait_for_memory_and_never_exceed_it),
         cmocka_unit_test(sessions_take_turns),
         cmocka_unit_test(a_wrong_parameter_is_named),
