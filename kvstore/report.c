@@ -23,6 +23,7 @@
 #define BATCH_MAX        1024u  // events of one call: 33 KiB
 #define RING_MAX         16384u // events that wait; a power of two
 #define HEARTBEAT_MS_MIN 10u
+#define SILENT_CALLS     3u // joins and heartbeats in a row that fail before that is told
 
 typedef struct batch {
     uint64_t first_sequence;
@@ -43,10 +44,11 @@ struct kvs_report {
     bool joined, joining, beating;
     bool beat_again;  // at once
     bool leaving;     // the last word is said
-    bool is_stranger; // the scheduler is of another cluster, and that was told
+    bool is_stranger; // the scheduler refuses this store by their options, and that was told
     void (*left)(void *ctx);
     void *left_ctx;
-    uint32_t calls; // callbacks that will still come
+    uint32_t calls;  // callbacks that will still come
+    uint32_t failed; // joins and heartbeats in a row
     uint64_t retry_us;
     uint64_t heartbeat_us;
     uint64_t placement_epoch;
@@ -217,6 +219,27 @@ static void flush(void *ctx)
 
 // ---- Heartbeat
 
+static void count_failed(kvs_report_t *report, as_status_t status)
+{
+    if (status == AS_ERR_CANCELLED) {
+        return;
+    }
+    if (++report->failed == SILENT_CALLS) {
+        AS_WARN("kvstore",
+                "%sthe scheduler does not answer: %s (is it there, and with TLS where this store "
+                "has it?); asking again until it does",
+                report->joined ? "" : "not joined: ", as_status_str(status));
+    }
+}
+
+static void end_failed(kvs_report_t *report)
+{
+    if (report->failed >= SILENT_CALLS) {
+        AS_INFO("kvstore", "the scheduler answers");
+    }
+    report->failed = 0;
+}
+
 // An empty list: it is the one before.
 static void take_stores(kvs_report_t *report, Assay__StoreNode **nodes, size_t count,
                         uint32_t replicas)
@@ -237,8 +260,10 @@ static void on_beat_done(void *ctx, as_status_t status, const ProtobufCMessage *
         as_timer_start(report->beat, 0);
     }
     if (status != AS_OK) {
+        count_failed(report, status);
         return; // the next one is coming
     }
+    end_failed(report);
     const Assay__HeartbeatReply *reply = (const Assay__HeartbeatReply *)message;
     report->placement_epoch = reply->placement_epoch;
     take_stores(report, reply->nodes, reply->n_nodes, reply->replicas);
@@ -327,6 +352,7 @@ static void take_join(kvs_report_t *report, const Assay__JoinReply *reply)
         AS_WARN("kvstore", "the scheduler names this store %llu",
                 (unsigned long long)reply->node_id);
     }
+    end_failed(report);
     AS_INFO("kvstore", "joined cluster %s", reply->cluster_id ? reply->cluster_id : "");
     uint64_t heartbeat_ms =
         reply->heartbeat_ms > HEARTBEAT_MS_MIN ? reply->heartbeat_ms : HEARTBEAT_MS_MIN;
@@ -349,6 +375,22 @@ static char *text(const char *from)
     return (char *)(uintptr_t)(from ? from : "");
 }
 
+static void tell_stranger(kvs_report_t *report, as_status_t status)
+{
+    bool has_key = report->options.store->options.cluster_key;
+    if (status == AS_ERR_CONFIG) {
+        AS_ERROR("kvstore",
+                 "not joined: the scheduler is of another cluster than this store's "
+                 "--cluster-id=%s; see --scheduler, and the --cluster-id of both",
+                 text(report->options.cluster_id));
+    } else {
+        AS_ERROR("kvstore",
+                 "not joined: the scheduler has %s --cluster-key and this store has %s; all stores "
+                 "of a cluster and its scheduler have it, or none",
+                 has_key ? "no" : "a", has_key ? "one" : "none");
+    }
+}
+
 static void on_joined(void *ctx, as_status_t status, const ProtobufCMessage *message)
 {
     kvs_report_t *report = ctx;
@@ -357,14 +399,13 @@ static void on_joined(void *ctx, as_status_t status, const ProtobufCMessage *mes
     if (status == AS_OK) {
         take_join(report, (const Assay__JoinReply *)message);
     } else if (status != AS_ERR_CANCELLED) {
-        AS_DEBUG("kvstore", "not joined: %s", as_status_str(status));
-        if (status == AS_ERR_CONFIG && !report->is_stranger) {
-            AS_ERROR("kvstore",
-                     "not joined: the scheduler is of another cluster than this store's "
-                     "--cluster-id=%s; see --scheduler, and the --cluster-id of both",
-                     text(report->options.cluster_id));
+        bool is_stranger = status == AS_ERR_CONFIG || status == AS_ERR_DENIED;
+        if (!is_stranger) {
+            count_failed(report, status);
+        } else if (!report->is_stranger) {
+            tell_stranger(report, status);
         }
-        report->is_stranger = status == AS_ERR_CONFIG;
+        report->is_stranger = is_stranger;
         as_timer_start(report->retry, backoff(report));
     }
 }
@@ -386,6 +427,7 @@ static void join(kvs_report_t *report)
     request.capacity_bytes = kvs_pool_bytes(options->store->pool);
     request.name = text(options->name);
     request.cluster_id = text(options->cluster_id);
+    request.wants_tokens = options->store->options.cluster_key != NULL;
     request.draining = kvs_drain_is_on(options->store);
     as_status_t status = as_rpc_call(options->scheduler, "Join", &request.base,
                                      options->call_timeout_us, on_joined, report, NULL);

@@ -53,7 +53,7 @@ static void on_join(Assay__Scheduler_Service *service, const Assay__JoinRequest 
     sch_scheduler_t *scheduler = scheduler_of(service);
     const char *text = NULL;
     sch_node_t *node = NULL;
-    char stranger[200];
+    char stranger[512];
     as_status_t status = sch_check_join(request, &text);
     if (status == AS_OK && !is_of_cluster(scheduler, request)) {
         snprintf(stranger, sizeof(stranger),
@@ -63,6 +63,17 @@ static void on_join(Assay__Scheduler_Service *service, const Assay__JoinRequest 
                  request->cluster_id, scheduler->cluster_id);
         text = stranger;
         status = AS_ERR_CONFIG;
+    }
+    if (status == AS_OK && request->role == ASSAY__ROLE__ROLE_STORE &&
+        request->wants_tokens != (scheduler->tenants != NULL)) {
+        // It would give the blocks of all tenants to everybody, or be asked for names it does not use.
+        snprintf(stranger, sizeof(stranger), "store %s at %s has %s and this scheduler has %s: %s",
+                 request->name, request->data_address,
+                 request->wants_tokens ? "--cluster-key" : "no --cluster-key",
+                 request->wants_tokens ? "none" : "one",
+                 "all stores of a cluster and its scheduler have it, or none");
+        text = stranger;
+        status = AS_ERR_DENIED;
     }
     if (status == AS_OK) {
         status = sch_cluster_join(scheduler->cluster, request, &node, &text);

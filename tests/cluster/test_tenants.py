@@ -153,6 +153,18 @@ def test_two_tenants_with_the_same_prompt_share_nothing(tenants, prompt):
     assert {b["key"] for b in blocks if b["tenant"] == 7} & {b["key"] for b in blocks if b["tenant"] == 8}
 
 
+def test_a_store_without_the_key_is_not_taken(tenants):
+    stray = tenants.cluster.start_store(["--name=stray"])
+    try:
+        wait_until(lambda: "not joined: the scheduler has a --cluster-key and this store has none" in stray.log_text(), 20,
+                   "the store says so")
+        assert "store stray at 127.0.0.1:" in tenants.cluster.scheduler.log_text()
+        assert stray.address["node_id"] not in {node["node_id"] for node in tenants.cluster.stat()["nodes"]}
+    finally:
+        tenants.cluster.stores.remove(stray)
+        assert stray.end() == 0
+
+
 def test_a_file_of_one_tenant_is_no_others(tenants, file, tmp_path):
     chain = tmp_path / "chain"
     put = tenants.put(file, tenants.tokens[7])

@@ -39,6 +39,7 @@ static void list_blocks(void)
     join.instance_id = (ProtobufCBinaryData){sizeof(instance), instance};
     join.incarnation = 1;
     join.data_address = "store:9";
+    join.wants_tokens = true;
     const Assay__JoinReply *joined = harness_call(&h, "Join", &join.base);
     assert_non_null(joined);
     Assay__EventsRequest events = ASSAY__EVENTS_REQUEST__INIT;
@@ -125,6 +126,34 @@ static void without_a_good_token_there_is_no_route(void **state)
     assert_int_equal(as_metric_value(&sch_metrics[SCH_DENIED_ROUTES_TOTAL]), before + 4);
 }
 
+static const Assay__JoinReply *join_with(Assay__Role role, bool wants_tokens)
+{
+    uint8_t instance[16] = {7};
+    Assay__JoinRequest join = ASSAY__JOIN_REQUEST__INIT;
+    join.role = role;
+    join.instance_id = (ProtobufCBinaryData){sizeof(instance), instance};
+    join.incarnation = 1;
+    join.data_address = "store:7";
+    join.name = "seven";
+    join.wants_tokens = wants_tokens;
+    return harness_call(&h, "Join", &join.base);
+}
+
+static void stores_and_scheduler_have_keys_or_none_of_them(void **state)
+{
+    (void)state;
+    assert_null(join_with(ASSAY__ROLE__ROLE_STORE, false));
+    assert_int_equal(h.answer.status, AS_ERR_DENIED);
+    assert_non_null(strstr(h.answer.text, "store seven at store:7 has no --cluster-key"));
+    assert_non_null(join_with(ASSAY__ROLE__ROLE_WORKER, false)); // these have a token
+    assert_int_equal(hits(7), 4);
+    harness_fini(&h);
+    harness_init(&h);
+    assert_null(join_with(ASSAY__ROLE__ROLE_STORE, true));
+    assert_int_equal(h.answer.status, AS_ERR_DENIED);
+    assert_non_null(join_with(ASSAY__ROLE__ROLE_STORE, false));
+}
+
 static void keys_are_read_again(void **state)
 {
     (void)state;
@@ -182,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_route_tells_of_its_tenants_blocks, begin, end),
         cmocka_unit_test_setup_teardown(without_a_good_token_there_is_no_route, begin, end),
+        cmocka_unit_test_setup_teardown(stores_and_scheduler_have_keys_or_none_of_them, begin, end),
         cmocka_unit_test_setup_teardown(keys_are_read_again, begin, end),
         cmocka_unit_test_setup_teardown(tokens_are_issued_where_that_is_wanted, begin, end),
     };
