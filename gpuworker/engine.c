@@ -106,6 +106,7 @@ static void take_turn(gpw_engine_t *engine, gpw_request_t *request)
     gpw_turn_t turn = gpw_steps[request->step].turn(request);
     request->runnable |= turn == GPW_TURN_AGAIN;
     request->computing = turn == GPW_TURN_COMPUTE;
+    engine->load_changed |= request->finished; // it lets go of its memory in a later turn
     if (request->released && request->goodbye) {
         remove_request(engine, request);
     }

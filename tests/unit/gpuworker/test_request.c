@@ -35,6 +35,8 @@ static void expect_nothing_left(const rig_t *rig)
     assert_true(gpw_worker_idle(rig->worker));
     assert_null(engine->first);
     assert_int_equal(engine->sessions, 0);
+    assert_int_equal(engine->load_sessions, 0); // as the scheduler and /metrics are told
+    assert_int_equal(engine->load_used_bytes, 0);
     assert_int_equal(engine->device.reserved_bytes, 0);
     assert_int_equal(engine->device.used_bytes, 0);
     assert_int_equal(rig->worker->active_count, 0);
