@@ -295,15 +295,24 @@ static void serve_pin(Assay__Store_Service *service, const Assay__StorePinReques
         return;
     }
     Assay__StorePinReply reply = ASSAY__STORE_PIN_REPLY__INIT;
+    reply.missing_at = as_mem_alloc((request->n_keys + 1) * sizeof(*reply.missing_at));
+    if (!reply.missing_at) {
+        as_rpc_fail((ProtobufCClosure)closure, closure_data, AS_ERR_NO_MEMORY, "out of memory");
+        return;
+    }
     for (size_t i = 0; i < request->n_keys; i++) {
         as_key_t key = key_of(&request->keys[i]);
         as_status_t status =
             kvs_store_pin(store, &key, request->tenant, (kvs_guard_t)request->level);
         reply.pinned += status == AS_OK;
-        reply.missing += status == AS_ERR_NOT_FOUND;
         reply.refused += status == AS_ERR_LIMIT;
+        if (status == AS_ERR_NOT_FOUND) {
+            reply.missing++;
+            reply.missing_at[reply.n_missing_at++] = (uint32_t)i;
+        }
     }
     closure(&reply, closure_data);
+    as_mem_free(reply.missing_at);
 }
 
 static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRequest *request,

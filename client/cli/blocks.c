@@ -29,8 +29,10 @@ assay_t *cli_open(const char *scheduler, const char *run_dir, uint32_t in_flight
                                    .token_file = cli_token_file,
                                    .encrypt_key_file = cli_encrypt_key_file};
     assay_t *assay;
-    if (assay_open(&config, &assay) != ASSAY_OK) {
-        cli_complain("%s; %s", assay_last_error(), CLI_NO_SCHEDULER);
+    assay_result_t result = assay_open(&config, &assay);
+    if (result != ASSAY_OK) {
+        bool lost = result == ASSAY_UNREACHABLE;
+        cli_complain("%s%s%s", assay_last_error(), lost ? "; " : "", lost ? CLI_NO_SCHEDULER : "");
         return NULL;
     }
     return assay;

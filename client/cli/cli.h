@@ -132,8 +132,9 @@ bool cli_lock(const char *run_dir);
 void cli_lock_started(void);
 // Whether the holder lives.
 bool cli_is_alive(const char *run_dir);
-// Reads the state file, and first waits while the cluster starts. False: a message was printed.
-bool cli_cluster_await(const char *run_dir, cli_cluster_t *cluster);
+// Reads the state file, and first waits while the cluster starts. False: a message was printed, which
+// says by what option one is named that no state file tells of.
+bool cli_cluster_await(const char *run_dir, const char *elsewhere, cli_cluster_t *cluster);
 
 // ---- http.c
 

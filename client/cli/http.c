@@ -13,7 +13,7 @@
 #define BODY_BYTES_MAX (64u << 20) // an answer, or one line of a stream
 #define FILE_BYTES_MAX (4u << 20)
 #define CONNECT_MS     5000L
-#define SILENCE_S      120L  // no byte for this long ends a call
+#define SILENCE_S      660L // no byte for this long ends a call: a worker's own deadline comes first
 #define WHOLE_S        3600L // and nothing lasts longer
 
 bool cli_text_append(cli_text_t *text, const char *bytes, size_t count)
@@ -192,6 +192,10 @@ static bool perform(exchange_t *exchange, const char *url, const char *post)
     if (result == CURLE_COULDNT_CONNECT) {
         cli_complain(
             "cannot connect to %s: is the worker running? (`assay stat` shows the cluster)", url);
+    } else if (result == CURLE_OPERATION_TIMEDOUT) {
+        cli_complain("%s: no answer in time: is the worker busy (`assay stat` shows its sessions), "
+                     "or stopped?",
+                     url);
     } else if (result != CURLE_OK) {
         cli_complain("%s: %s", url, curl_easy_strerror(result));
     } else if (code != 200) {

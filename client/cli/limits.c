@@ -202,12 +202,24 @@ static void print_json(json_t *json)
 
 // ---- pin and unpin
 
+typedef struct pinned {
+    size_t keys;
+    uint64_t copies, refused;
+    bool is_here[KEYS_MAX]; // a store has it in memory: where blocks have copies, several may
+} pinned_t;
+
 static void on_pinned(void *ctx, const Assay__NodeStat *node, const ProtobufCMessage *message)
 {
     const Assay__StorePinReply *reply = (const Assay__StorePinReply *)message;
-    Assay__StorePinReply *sum = ctx;
-    sum->pinned += reply->pinned;
+    pinned_t *sum = ctx;
+    sum->copies += reply->pinned;
     sum->refused += reply->refused;
+    size_t missing = 0;
+    for (size_t i = 0; i < sum->keys; i++) { // missing_at is in order
+        bool is_missing = missing < reply->n_missing_at && reply->missing_at[missing] == i;
+        missing += is_missing;
+        sum->is_here[i] |= !is_missing;
+    }
     if (reply->refused > 0) {
         cli_complain("%s: %llu blocks are not pinned: hard pins have their share of its memory "
                      "(--pin-max of assay-kvstore); --soft has no bound",
@@ -234,18 +246,25 @@ int cli_pin(int argc, char **argv)
     request.keys = keys.bytes;
     request.n_keys = keys.count;
     request.level = soft ? ASSAY__PIN_LEVEL__PIN_LEVEL_SOFT : ASSAY__PIN_LEVEL__PIN_LEVEL_HARD;
-    Assay__StorePinReply sum = ASSAY__STORE_PIN_REPLY__INIT;
+    static pinned_t sum;
+    sum.keys = keys.count;
     code = ask_stores(&(ask_t){"Pin", &request.base, on_pinned, &sum});
+    size_t missing = 0;
+    for (size_t i = 0; i < keys.count; i++) {
+        missing += !sum.is_here[i];
+    }
     if (as_json) {
-        print_json(json_pack("{s:I, s:I}", "pinned_blocks", (json_int_t)sum.pinned,
-                             "refused_blocks", (json_int_t)sum.refused));
+        print_json(json_pack("{s:I, s:I, s:I}", "pinned_blocks", (json_int_t)sum.copies,
+                             "refused_blocks", (json_int_t)sum.refused, "missing_keys",
+                             (json_int_t)missing));
     } else {
-        printf("%llu blocks are pinned\n", (unsigned long long)sum.pinned);
+        printf("%llu blocks are pinned\n", (unsigned long long)sum.copies);
     }
-    if (sum.pinned + sum.refused < keys.count) {
-        cli_complain("some keys are in no store's memory: what is on disk only is not pinned");
+    if (missing > 0 && code == 0) {
+        cli_complain("%zu of %zu keys are in no store's memory: what is on disk only is not pinned",
+                     missing, keys.count);
     }
-    return sum.pinned < keys.count ? 1 : code;
+    return missing > 0 || sum.refused > 0 ? 1 : code;
 }
 
 static void on_unpinned(void *ctx, const Assay__NodeStat *node, const ProtobufCMessage *message)

@@ -87,7 +87,7 @@ bool cli_is_alive(const char *run_dir)
     return is_held(run_dir, BYTE_ALIVE);
 }
 
-bool cli_cluster_await(const char *run_dir, cli_cluster_t *cluster)
+bool cli_cluster_await(const char *run_dir, const char *elsewhere, cli_cluster_t *cluster)
 {
     const struct timespec wait = {.tv_nsec = POLL_MS * 1000000};
     double begun_ms = cli_now_ms();
@@ -100,8 +100,9 @@ bool cli_cluster_await(const char *run_dir, cli_cluster_t *cluster)
             return true;
         }
         if (starting ? waited_ms > START_MS : told || waited_ms > GRACE_MS) {
-            cli_complain("no cluster is running in %s: start one with `assay up --model FILE`",
-                         run_dir);
+            cli_complain("no cluster is running in %s: start one with `assay up --model FILE`, or "
+                         "name one that was started otherwise: %s",
+                         run_dir, elsewhere);
             return false;
         }
         if (starting && !told) {

@@ -141,7 +141,10 @@ const cli_node_t *cli_cluster_find(const cli_cluster_t *cluster, const char *rol
 static const cli_node_t *find_node(const char *run_dir, const char *role, cli_cluster_t *cluster)
 {
     char path[CLI_PATH_BYTES];
-    if (!cli_run_dir(run_dir, path) || !cli_cluster_await(path, cluster)) {
+    const char *elsewhere = strcmp(role, "worker") == 0
+                                ? "--worker URL"
+                                : "--scheduler HOST:PORT, or ASSAY_SCHEDULER in the environment";
+    if (!cli_run_dir(run_dir, path) || !cli_cluster_await(path, elsewhere, cluster)) {
         return NULL;
     }
     const cli_node_t *node = cli_cluster_find(cluster, role);
@@ -149,6 +152,14 @@ static const cli_node_t *find_node(const char *run_dir, const char *role, cli_cl
         cli_complain("the cluster of %s has no %s", path, role);
     }
     return node;
+}
+
+static bool is_host_port(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    size_t digits = colon ? strspn(colon + 1, "0123456789") : 0;
+    return digits > 0 && digits <= 5 && colon[1 + digits] == '\0' && colon > text &&
+           !strchr(text, '/');
 }
 
 bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI_ADDRESS_BYTES])
@@ -160,6 +171,10 @@ bool cli_find_scheduler(const char *given, const char *run_dir, char address[CLI
             return false;
         }
         given = node->rpc;
+    }
+    if (!is_host_port(given)) {
+        cli_complain("--scheduler %s: must be HOST:PORT, such as 127.0.0.1:7700", given);
+        return false;
     }
     if (snprintf(address, CLI_ADDRESS_BYTES, "%s", given) >= (int)CLI_ADDRESS_BYTES) {
         cli_complain("--scheduler is longer than %u bytes", CLI_ADDRESS_BYTES - 1);

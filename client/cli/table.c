@@ -97,8 +97,12 @@ const char *cli_duration(double ms)
         snprintf(out, 32, ms < 10 ? "%.1f ms" : "%.0f ms", ms);
     } else if (ms < 120000) {
         snprintf(out, 32, "%.2f s", ms / 1e3);
-    } else {
+    } else if (ms < 7200000) {
         snprintf(out, 32, "%.0f min", ms / 6e4);
+    } else if (ms < 172800000) {
+        snprintf(out, 32, "%.0f h", ms / 3.6e6);
+    } else {
+        snprintf(out, 32, "%.0f days", ms / 8.64e7);
     }
     return out;
 }

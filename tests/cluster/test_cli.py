@@ -280,8 +280,8 @@ def test_what_an_operator_decides_is_told_as_json(up, tmp_path):
 
     block = next(block for block in told("ls", "--limit=1000") if block["key"] == key)
     owner = block["namespace"]
-    assert told("pin", key) == {"pinned_blocks": 1, "refused_blocks": 0}
-    assert told("pin", "0" * 64, code=1) == {"pinned_blocks": 0, "refused_blocks": 0}
+    assert told("pin", key) == {"pinned_blocks": 1, "refused_blocks": 0, "missing_keys": 0}
+    assert told("pin", "0" * 64, code=1) == {"pinned_blocks": 0, "refused_blocks": 0, "missing_keys": 1}
     assert told("unpin", key) == {"unpinned_blocks": 1}
     account = next(one for one in told("quota", f"--namespace={owner}", "--bytes=1TiB") if one["store"] == block["store"])
     assert account["quota_bytes"] == 1 << 40 and not account["is_default"] and account["namespace"] == owner
@@ -424,6 +424,10 @@ def test_a_cluster_has_a_disk_copies_and_a_key_where_they_are_asked_for(tmp_path
 
         wait_until(lambda: on_disk() == [(3, 64 << 20)] * 2, 20, "both have all on disk")
         assert sorted(os.listdir(disk)) == ["store-1", "store-2"]
+        stored = json.loads(up.assay("ls", "--json").stdout)[0]["key"]
+        done = up.assay("pin", "--json", "--tenant=7", stored, "0" * 64)  # two copies of one do not stand in for the other
+        assert done.returncode == 1 and "1 of 2 keys" in done.stderr, done.stderr
+        assert json.loads(done.stdout) == {"pinned_blocks": 2, "refused_blocks": 0, "missing_keys": 1}
     finally:
         assert up.end() == 0
 
