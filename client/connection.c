@@ -141,6 +141,7 @@ void assay_link_fail(assay_link_t *link, as_status_t status)
     }
     link_disconnect(link);
     link_down(link);
+    link->denied = status == AS_ERR_DENIED;
     assay_link_get(link); // through the callbacks
     while (link->calls) {
         assay_call_t *call = link->calls;
@@ -187,7 +188,7 @@ static as_status_t say_hello(const assay_link_t *link)
 // A store that refused the old token is asked again at once.
 void assay_link_renew(assay_link_t *link)
 {
-    if (link->state == LINK_READY) {
+    if (link->state == LINK_READY || link->state == LINK_CONNECTING) {
         as_status_t status = say_hello(link);
         (void)status; // else the store ends the connection when the old token expires
     } else if (link->denied) {
@@ -270,7 +271,6 @@ static void link_denied(assay_link_t *link)
 {
     AS_ERROR("client", "the store at %s refuses us: %s", link->store.data_address,
              assay_token_fault(link->client));
-    link->denied = true;
     assay_link_fail(link, AS_ERR_DENIED);
 }
 

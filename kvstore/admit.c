@@ -136,6 +136,11 @@ bool kvs_admit_peer(kvs_store_t *store, uint64_t seconds, as_token_sealed_t *tok
     return as_token_sign(&store->admit->ring.keys, &token, token_p) == AS_OK;
 }
 
+uint32_t kvs_admit_signer(const kvs_store_t *store)
+{
+    return store->admit ? store->admit->ring.keys.keys[0].id : 0;
+}
+
 // ---- its life
 
 // What no message will tell: that a token has expired, or that its key is no longer there.

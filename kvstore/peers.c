@@ -38,7 +38,8 @@ struct kvs_peers {
     bool doubtful; // one of them is suspect
     uint32_t replicas;
     assay_client_t *client;  // made when it is first needed
-    uint64_t token_renew_us; // the client is given a new token then
+    uint64_t token_renew_us; // the client is given a new token then, or when another key signs
+    uint32_t token_signer;
     as_pool_t *pushes;
     uint32_t under_way; // pushes
 };
@@ -125,8 +126,10 @@ static void token_renew(kvs_store_t *store)
     kvs_peers_t *peers = store->peers;
     uint64_t now_us = as_loop_now_us(store->options.loop);
     as_token_sealed_t token;
-    if (now_us >= peers->token_renew_us && kvs_admit_peer(store, TOKEN_S, &token)) {
+    bool due = now_us >= peers->token_renew_us || kvs_admit_signer(store) != peers->token_signer;
+    if (due && kvs_admit_peer(store, TOKEN_S, &token)) {
         assay_client_set_token(peers->client, &token);
+        peers->token_signer = kvs_admit_signer(store);
         peers->token_renew_us = now_us + TOKEN_RENEW_US;
     }
 }

@@ -224,6 +224,7 @@ as_status_t kvs_admit_ask(kvs_conn_t *conn, uint32_t rights) AS_MUST_USE;
 bool kvs_admit_tenant(const kvs_conn_t *conn, uint32_t named, uint32_t *tenant_p);
 // A token by which other stores admit this one as a peer. False: this one asks for none.
 bool kvs_admit_peer(kvs_store_t *store, uint64_t seconds, as_token_sealed_t *token_p);
+uint32_t kvs_admit_signer(const kvs_store_t *store); // id of the key that signs them; 0: none
 
 // serve.c: connections and leases.
 void kvs_serve_init(kvs_store_t *store, as_net_handlers_t *handlers_p);

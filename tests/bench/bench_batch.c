@@ -105,7 +105,7 @@ static int submit(const bench_t *bench, gpw_worker_t *worker, const arm_t *arm, 
                                    .horizon_set = true,
                                    .verify = arm->verify,
                                    .ignore_end = true};
-    gpw_request_events_t events = {session, on_tokens, on_finish};
+    gpw_request_events_t events = {session, on_tokens, on_finish, NULL};
     as_status_t status =
         tokens ? gpw_worker_submit(worker, &params, &events, error, sizeof(error), &id)
                : AS_ERR_NO_MEMORY;

@@ -90,7 +90,7 @@ static void ask(world_t *world, asked_t *asked)
     params.horizon_set = (r >> 32) % 4 != 0;
     params.deadline_us = (r >> 40) % 8 == 0 ? 20000 + (r >> 44) % 400000 : 30000000;
     asked->deadline_us = as_loop_now_us(world->loop) + params.deadline_us;
-    gpw_request_events_t events = {&asked->answer, answer_on_tokens, answer_on_finish};
+    gpw_request_events_t events = {&asked->answer, answer_on_tokens, answer_on_finish, NULL};
     asked->answer = (answer_t){.loop = world->loop};
     char error[256];
     as_status_t status = gpw_worker_submit(asked->worker->worker, &params, &events, error,

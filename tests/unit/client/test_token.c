@@ -79,6 +79,36 @@ static void a_token_is_renewed_while_blocks_are_read(void **state)
     assert_int_equal(put_block(&world, 5), AS_ERR_DENIED); // the new one is for reading
 }
 
+static void a_token_that_comes_while_a_store_is_connected_is_said(void **state)
+{
+    (void)state;
+    open_world();
+    as_token_sealed_t token = token_of(7, AS_TOKEN_READ | AS_TOKEN_WRITE, 2);
+    put_result_t result;
+    assay_put_t *put;
+    assay_client_set_token(world.client, &token);
+    assert_int_equal(put_start(&world, 0, world_deadline_us(&world), &result, &put), AS_OK);
+    token = token_of(7, AS_TOKEN_READ | AS_TOKEN_WRITE, 60);
+    assay_client_set_token(world.client, &token);
+    assert_true(world_run(&world, &result.done));
+    assert_int_equal(result.status, AS_OK);
+    world_pass(&world, 3500000); // past the end of the first
+    assert_int_equal(stat_now().denied, 0);
+}
+
+static void a_store_that_is_gone_is_not_one_that_denies(void **state)
+{
+    (void)state;
+    open_world();
+    as_log_set_level((as_log_level_t)(AS_LOG_ERROR + 1)); // errors are what is made
+    assert_int_equal(put_block(&world, 0), AS_ERR_DENIED);
+    assert_true(assay_client_is_denied(world.client));
+    world_store_lose(&world, 0);
+    world_pass(&world, 300000); // until it is tried again
+    assert_int_not_equal(put_block(&world, 0), AS_OK);
+    assert_false(assay_client_is_denied(world.client));
+}
+
 static void a_file_without_a_token_is_told(void **state)
 {
     (void)state;
@@ -127,6 +157,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(without_a_token_nothing_is_had_and_with_one_all_at_once,
                                         begin, disk_world_end),
         cmocka_unit_test_setup_teardown(a_token_is_renewed_while_blocks_are_read, begin,
+                                        disk_world_end),
+        cmocka_unit_test_setup_teardown(a_token_that_comes_while_a_store_is_connected_is_said,
+                                        begin, disk_world_end),
+        cmocka_unit_test_setup_teardown(a_store_that_is_gone_is_not_one_that_denies, begin,
                                         disk_world_end),
         cmocka_unit_test_setup_teardown(a_file_without_a_token_is_told, begin, disk_world_end),
         cmocka_unit_test_setup_teardown(tenants_share_a_disk_and_nothing_on_it, begin,

@@ -118,7 +118,7 @@ static void requests_above_the_queue_are_refused(void **state)
     }
     char error[256];
     uint64_t id;
-    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish};
+    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish, NULL};
     assert_int_equal(gpw_worker_submit(rig.worker, &params, &events, error, sizeof(error), &id),
                      AS_ERR_BUSY);
     assert_non_null(strstr(error, "try again"));
@@ -211,7 +211,7 @@ static void sessions_wait_for_memory_and_never_exceed_it(void **state)
     params.max_tokens = 300; // can never fit
     char error[256];
     uint64_t id;
-    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish};
+    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish, NULL};
     assert_int_equal(gpw_worker_submit(rig.worker, &params, &events, error, sizeof(error), &id),
                      AS_ERR_LIMIT);
     rig_close(&rig);
@@ -297,7 +297,7 @@ static void a_wrong_parameter_is_named(void **state)
         {"horizon", AS_ERR_INVALID, far_horizon},
     };
     rig_t rig = rig_open(small_worker());
-    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish};
+    gpw_request_events_t events = {NULL, answer_on_tokens, answer_on_finish, NULL};
     for (size_t i = 0; i < sizeof(wrongs) / sizeof(wrongs[0]); i++) {
         char error[256] = "";
         uint64_t id;
@@ -348,7 +348,7 @@ static void fail_allocations(rig_t *rig, const char *compressor)
         static answer_t answer;
         gpw_request_params_t params = usual();
         params.compressor = compressor;
-        gpw_request_events_t events = {&answer, answer_on_tokens, answer_on_finish};
+        gpw_request_events_t events = {&answer, answer_on_tokens, answer_on_finish, NULL};
         char error[256];
         answer = (answer_t){0};
         as_mem_fail_nth(0);
@@ -444,7 +444,7 @@ static void log_probabilities_come_with_every_token(void **state)
     gpw_request_params_t params = usual();
     params.want_logprobs = true;
     params.logprobs = 3;
-    gpw_request_events_t events = {&answer, on_logprobs, answer_on_finish};
+    gpw_request_events_t events = {&answer, on_logprobs, answer_on_finish, NULL};
     answer = (answer_t){0};
     tops_seen = 0;
     assert_int_equal(

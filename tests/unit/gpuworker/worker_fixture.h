@@ -114,7 +114,7 @@ static inline void answer_submit(gpw_worker_t *worker, const gpw_request_params_
                                  answer_t *answer)
 {
     char error[256] = "";
-    gpw_request_events_t events = {answer, answer_on_tokens, answer_on_finish};
+    gpw_request_events_t events = {answer, answer_on_tokens, answer_on_finish, NULL};
     as_loop_t *loop = answer->loop;
     *answer = (answer_t){.loop = loop};
     as_status_t status =
