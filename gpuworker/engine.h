@@ -10,6 +10,7 @@
 #define GPW_ENGINE_H
 
 #include "gpuworker/decode/batch.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/metrics.h"
 #include "gpuworker/resident/pages.h"
 #include "gpuworker/request.h"
@@ -25,6 +26,7 @@ typedef struct gpw_engine {
     krn_pool_t *pool;
     gpw_device_t device;
     gpw_batch_t batch;
+    gpw_push_rates_t push;
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
     gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
     void *observe_scratch; // gpw_segment_observe_bytes of the longest context

@@ -30,18 +30,24 @@ struct gpw_transfer {
     gpw_transfer_news_t news;
     // io
     assay_fetch_t *fetch;
+    assay_attend_t *attend;
     assay_put_t *put;
     uint64_t call_id;
     bool running, ended;
     uint32_t layers_released;
     // io writes, engine reads
     _Atomic uint32_t located, layers;
+    _Atomic uint64_t bytes;
+    const assay_attend_piece_t *pieces; // with a layer that was answered
+    uint32_t piece_count;
     gpw_transfer_news_t end; // written before `done` is posted
     uint64_t *route_nodes;
     // engine writes, io reads
     _Atomic uint32_t release;
-    as_task_t begin_task, release_task, cancel_task, retire_task; // run on the io loop
-    as_task_t news_task, done_task, retired_task;                 // run on the engine's loop
+    uint32_t attend_layer, attend_rows; // of the attend_task that was posted last
+    const float *attend_q;
+    as_task_t begin_task, release_task, attend_task, cancel_task, retire_task; // run on the io loop
+    as_task_t news_task, done_task, retired_task; // run on the engine's loop
 };
 
 // ---- On the engine's loop ----------------------------------------------------------------------
@@ -49,11 +55,17 @@ struct gpw_transfer {
 static void take_progress(gpw_transfer_t *t)
 {
     uint32_t located = atomic_load(&t->located);
-    if (t->params.kind == GPW_TRANSFER_FETCH && located != NOT_LOCATED) {
+    if (t->params.kind != GPW_TRANSFER_ROUTE && located != NOT_LOCATED) {
         t->news.located = true;
         t->news.located_blocks = located;
     }
-    t->news.layers = atomic_load(&t->layers);
+    uint32_t layers = atomic_load(&t->layers);
+    if (t->params.kind == GPW_TRANSFER_ATTEND && layers > t->news.layers) {
+        t->news.pieces = t->pieces;
+        t->news.piece_count = t->piece_count;
+    }
+    t->news.layers = layers;
+    t->news.bytes = atomic_load(&t->bytes);
 }
 
 static void on_news(void *ctx)
@@ -72,10 +84,10 @@ static void on_done(void *ctx)
     t->news.hole_block = t->end.hole_block;
     t->news.bytes = t->end.bytes;
     t->news.node_id = t->end.node_id;
+    t->news.load_us = t->end.load_us;
     if (t->params.kind == GPW_TRANSFER_ROUTE) {
         t->news.located_blocks = t->end.located_blocks;
         t->news.node_ids = t->route_nodes;
-        t->news.load_us = t->end.load_us;
     }
     t->params.on_news(t->params.ctx, t);
 }
@@ -129,6 +141,30 @@ static void io_fetch_done(void *ctx, as_status_t status, uint32_t hole_block)
     gpw_transfer_t *t = ctx;
     t->end.hole_block = hole_block;
     t->end.bytes = t->fetch ? assay_fetch_bytes(t->fetch) : 0;
+    if (t->node_ids) {
+        t->end.load_us = assay_client_load_us(t->link->client, t->node_ids, t->params.block_count,
+                                              as_block_bytes(&t->params.shape));
+    }
+    io_end(t, status);
+}
+
+static void io_attended(void *ctx, uint32_t layer, const assay_attend_piece_t *pieces,
+                        uint32_t count)
+{
+    gpw_transfer_t *t = ctx;
+    AS_ASSERT(layer == t->attend_layer);
+    t->pieces = pieces;
+    t->piece_count = count;
+    atomic_store(&t->bytes, assay_attend_bytes(t->attend));
+    atomic_fetch_add(&t->layers, 1);
+    as_loop_post(t->link->engine_loop, &t->news_task);
+}
+
+static void io_attend_done(void *ctx, as_status_t status, uint32_t hole_block)
+{
+    gpw_transfer_t *t = ctx;
+    t->end.hole_block = hole_block;
+    t->end.bytes = assay_attend_bytes(t->attend);
     io_end(t, status);
 }
 
@@ -177,6 +213,25 @@ static as_status_t io_begin_fetch(gpw_transfer_t *t, uint64_t deadline_us)
     return assay_fetch_start(t->link->client, &args, &t->fetch);
 }
 
+static as_status_t io_begin_attend(gpw_transfer_t *t, uint64_t deadline_us)
+{
+    const gpw_transfer_params_t *p = &t->params;
+    assay_attend_args_t args = {.shape = p->shape,
+                                .keys = t->keys,
+                                .node_ids = t->node_ids,
+                                .block_count = p->block_count,
+                                .scale = p->scale,
+                                .rows_max = p->rows_max,
+                                .deadline_us = deadline_us,
+                                .buffer = p->buffer,
+                                .buffer_bytes = p->buffer_bytes,
+                                .on_located = io_located,
+                                .on_layer = io_attended,
+                                .on_done = io_attend_done,
+                                .ctx = t};
+    return assay_attend_start(t->link->client, &args, &t->attend);
+}
+
 static as_status_t io_begin_put(gpw_transfer_t *t, uint64_t deadline_us)
 {
     const gpw_transfer_params_t *p = &t->params;
@@ -206,6 +261,20 @@ static as_status_t io_begin_route(gpw_transfer_t *t, uint64_t deadline_us)
     return gpw_cluster_route(t->link->cluster, &args, &t->call_id);
 }
 
+static as_status_t begin_by_kind(gpw_transfer_t *t, uint64_t deadline_us)
+{
+    switch (t->params.kind) {
+    case GPW_TRANSFER_FETCH:
+        return io_begin_fetch(t, deadline_us);
+    case GPW_TRANSFER_ATTEND:
+        return io_begin_attend(t, deadline_us);
+    case GPW_TRANSFER_PUT:
+        return io_begin_put(t, deadline_us);
+    default:
+        return io_begin_route(t, deadline_us);
+    }
+}
+
 static void io_begin(void *ctx)
 {
     gpw_transfer_t *t = ctx;
@@ -214,10 +283,7 @@ static void io_begin(void *ctx)
         io_end(t, AS_ERR_DEADLINE);
         return;
     }
-    uint64_t deadline_us = t->params.deadline_us - now_us;
-    as_status_t status = t->params.kind == GPW_TRANSFER_FETCH ? io_begin_fetch(t, deadline_us)
-                         : t->params.kind == GPW_TRANSFER_PUT ? io_begin_put(t, deadline_us)
-                                                              : io_begin_route(t, deadline_us);
+    as_status_t status = begin_by_kind(t, t->params.deadline_us - now_us);
     if (status != AS_OK) {
         io_end(t, status);
         return;
@@ -234,6 +300,14 @@ static void io_release(void *ctx)
     }
 }
 
+static void io_attend(void *ctx)
+{
+    gpw_transfer_t *t = ctx;
+    if (t->running) {
+        assay_attend_layer(t->attend, t->attend_layer, t->attend_rows, t->attend_q);
+    }
+}
+
 static void io_cancel(void *ctx)
 {
     gpw_transfer_t *t = ctx;
@@ -243,6 +317,9 @@ static void io_cancel(void *ctx)
     switch (t->params.kind) {
     case GPW_TRANSFER_FETCH:
         assay_fetch_cancel(t->fetch);
+        break;
+    case GPW_TRANSFER_ATTEND:
+        assay_attend_cancel(t->attend);
         break;
     case GPW_TRANSFER_PUT:
         assay_put_cancel(t->put);
@@ -300,6 +377,7 @@ as_status_t gpw_transfer_start(gpw_link_t *link, const gpw_transfer_params_t *pa
     atomic_init(&t->located, NOT_LOCATED);
     t->begin_task = (as_task_t){.fn = io_begin, .ctx = t};
     t->release_task = (as_task_t){.fn = io_release, .ctx = t};
+    t->attend_task = (as_task_t){.fn = io_attend, .ctx = t};
     t->cancel_task = (as_task_t){.fn = io_cancel, .ctx = t};
     t->retire_task = (as_task_t){.fn = io_retire, .ctx = t};
     t->news_task = (as_task_t){.fn = on_news, .ctx = t};
@@ -324,6 +402,14 @@ void gpw_transfer_release(gpw_transfer_t *t, uint32_t layers)
 {
     atomic_store(&t->release, layers);
     as_loop_post(t->link->io_loop, &t->release_task);
+}
+
+void gpw_transfer_attend(gpw_transfer_t *t, uint32_t layer, uint32_t rows, const float *q)
+{
+    t->attend_layer = layer;
+    t->attend_rows = rows;
+    t->attend_q = q;
+    as_loop_post(t->link->io_loop, &t->attend_task);
 }
 
 void gpw_transfer_cancel(gpw_transfer_t *t)
@@ -352,7 +438,8 @@ as_status_t gpw_link_alloc(as_loop_t *engine_loop, as_loop_t *io_loop, assay_cli
 // The loops may still run for others after the worker is gone.
 static void unpost_all(gpw_transfer_t *t)
 {
-    as_task_t *io[] = {&t->begin_task, &t->release_task, &t->cancel_task, &t->retire_task};
+    as_task_t *io[] = {&t->begin_task, &t->release_task, &t->attend_task, &t->cancel_task,
+                       &t->retire_task};
     as_task_t *engine[] = {&t->news_task, &t->done_task, &t->retired_task};
     for (size_t i = 0; i < sizeof(io) / sizeof(io[0]); i++) {
         as_loop_unpost(t->link->io_loop, io[i]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The link between the engine's loop and the io loop: routes, fetches and puts, asked on one and
-// carried out on the other.
+// The link between the engine's loop and the io loop: routes, fetches, attends and puts, asked on one
+// and carried out on the other.
 //
 // A transfer is started, cancelled and retired by the engine. Its callback runs on the engine's
 // loop whenever there is news; `done` comes exactly once, last, and then the owner retires it.
@@ -24,21 +24,25 @@ typedef void (*gpw_transfer_fn)(void *ctx, gpw_transfer_t *transfer);
 typedef enum gpw_transfer_kind {
     GPW_TRANSFER_ROUTE,
     GPW_TRANSFER_FETCH,
+    GPW_TRANSFER_ATTEND, // of a chain from its first block on
     GPW_TRANSFER_PUT
 } gpw_transfer_kind_t;
 
 // What the engine knows of a transfer; changes only just before its callback.
 typedef struct gpw_transfer_news {
     bool done;
-    as_status_t status;       // when done
-    bool located;             // fetch
-    uint32_t located_blocks;  // fetch; route: hit blocks
-    uint32_t layers;          // fetch: layers [0, layers) have arrived
-    uint32_t hole_block;      // fetch, when done with an error
-    uint64_t bytes;           // fetch, when done
-    uint64_t node_id;         // put, when done
+    as_status_t status;      // when done
+    bool located;            // fetch, attend
+    uint32_t located_blocks; // fetch, attend; route: hit blocks
+    uint32_t layers;     // fetch: layers [0, layers) have arrived; attend: so many were answered
+    uint32_t hole_block; // fetch, attend: when done with an error
+    uint64_t bytes;      // fetch, when done; attend: over links so far
+    uint64_t node_id;    // put, when done
     const uint64_t *node_ids; // route: [located_blocks]; lives as long as the transfer
-    uint64_t load_us;         // route: expected time of loading them; 0: not known
+    uint64_t load_us;         // route, fetch when done: expected time of loading them; 0: not known
+    const assay_attend_piece_t
+        *pieces; // attend: of the layer that was answered last, until the next
+    uint32_t piece_count;
 } gpw_transfer_news_t;
 
 typedef struct gpw_transfer_params {
@@ -52,7 +56,10 @@ typedef struct gpw_transfer_params {
     const uint64_t *node_ids; // fetch, or NULL; copied
     uint32_t first_block, block_count;
     uint32_t prompt_tokens; // route
-    void *buffer;           // fetch
+    void *buffer;           // fetch, attend
+    size_t buffer_bytes;    // attend
+    uint32_t rows_max;      // attend
+    float scale;            // attend
     size_t layer_stride;
     uint32_t layer_slots;
     assay_urgency_t urgency;  // of a fetch
@@ -72,6 +79,8 @@ as_status_t gpw_transfer_start(gpw_link_t *link, const gpw_transfer_params_t *pa
 const gpw_transfer_news_t *gpw_transfer_news(const gpw_transfer_t *transfer);
 // Fetch: the layers [0, layers) are read; their slots may be overwritten.
 void gpw_transfer_release(gpw_transfer_t *transfer, uint32_t layers);
+// Attend: asks for a layer, when the one before was answered. `q` stays unchanged until the answer or `done`.
+void gpw_transfer_attend(gpw_transfer_t *transfer, uint32_t layer, uint32_t rows, const float *q);
 void gpw_transfer_cancel(gpw_transfer_t *transfer); // done comes all the same
 void gpw_transfer_retire(gpw_transfer_t *transfer); // after done; the pointer is dead
 

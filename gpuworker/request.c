@@ -7,6 +7,7 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/worker_internal.h"
 
@@ -65,7 +66,8 @@ static gpw_segment_options_t segment_options(const gpw_request_t *request)
     return options;
 }
 
-uint64_t gpw_request_bytes_max(const gpw_request_t *request)
+// All but the ring.
+static uint64_t cache_bytes_max(const gpw_request_t *request)
 {
     const gpw_engine_t *engine = request->engine;
     gpw_segment_options_t options = segment_options(request);
@@ -76,10 +78,24 @@ uint64_t gpw_request_bytes_max(const gpw_request_t *request)
         bytes += gpw_tail_bytes(&engine->shape, request->horizon.max);
         bytes += gpw_observe_bytes(request);
     }
-    if (gpw_link_has_client(engine->link)) {
-        bytes += blocks * as_extent_bytes(&engine->shape) * engine->options.swap_ring_layers;
-    }
     return bytes;
+}
+
+uint64_t gpw_request_ring_bytes(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    if (!gpw_link_has_client(engine->link)) {
+        return 0;
+    }
+    uint64_t blocks = segment_options(request).blocks_max;
+    uint64_t ring = blocks * as_extent_bytes(&engine->shape) * engine->options.swap_ring_layers;
+    uint64_t others = cache_bytes_max(request), limit = engine->options.cache_bytes_max;
+    return gpw_push_ring(request, ring, limit > others ? limit - others : 0);
+}
+
+uint64_t gpw_request_bytes_max(const gpw_request_t *request)
+{
+    return cache_bytes_max(request) + gpw_request_ring_bytes(request);
 }
 
 as_status_t gpw_request_open_cache(gpw_request_t *request)
@@ -262,6 +278,7 @@ gpw_turn_t gpw_request_restart(gpw_request_t *request)
     gpw_metric_add(GPW_METRIC_RESTARTS_TOTAL, 1);
     request->restarts++;
     request->swap_failures = 0;
+    request->push_failed = false;
     gpw_publish_cancel(request);
     give_up_session(request);
     return gpw_request_go(request, GPW_STEP_ADMIT);

@@ -100,6 +100,7 @@ typedef struct gpw_request {
     bool drafting; // provisional pages are in use
     gpw_swap_t swap;
     uint64_t swap_retry_us;
+    bool push_failed;       // the present verification, which is then one by swap
     uint32_t swap_failures; // since the last verified token
     uint32_t recompute_from, recompute_to;
     uint32_t hit_limit;    // prefix blocks that may still be tried to fetch
@@ -174,6 +175,7 @@ void gpw_request_unpost(gpw_request_t *request);
 void gpw_request_free(gpw_request_t *request);
 // Worst case of the session's memory.
 uint64_t gpw_request_bytes_max(const gpw_request_t *request);
+uint64_t gpw_request_ring_bytes(const gpw_request_t *request); // of these, for its ring
 uint32_t gpw_request_drafts_left(
     const gpw_request_t *request); // drafts that may still be followed by a token
 

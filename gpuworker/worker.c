@@ -434,6 +434,18 @@ const char *const *gpw_worker_compressors(void)
     return gpw_compressor_names();
 }
 
+bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p)
+{
+    static const char *const names[] = {"off", "on", "auto"};
+    for (uint32_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(name, names[i]) == 0) {
+            *mode_p = (gpw_push_down_t)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker)
 {
     return worker->options.model;

@@ -23,6 +23,14 @@ typedef struct gpw_worker gpw_worker_t;
 
 typedef enum gpw_verify { GPW_VERIFY_FULL, GPW_VERIFY_OFF } gpw_verify_t;
 
+// How a verification comes to the stored blocks: they are brought (off), or their attention is computed at
+// the stores (on), or what is expected to take less time (auto). Same bits.
+typedef enum gpw_push_down {
+    GPW_PUSH_DOWN_OFF,
+    GPW_PUSH_DOWN_ON,
+    GPW_PUSH_DOWN_AUTO
+} gpw_push_down_t;
+
 typedef enum gpw_finish {
     GPW_FINISH_STOP,
     GPW_FINISH_LENGTH,
@@ -70,8 +78,10 @@ typedef struct gpw_usage {
         published_bytes; // prefix fetch; verification swaps; puts
     uint64_t resident_bytes,
         full_bytes; // of the session's cache at its end: held on the device / uncompressed
-    uint32_t recomputed_blocks; // after a store, checksum or lease fault
-    uint32_t chosen_blocks;     // stored, but computed: that was expected to be faster than loading
+    uint32_t pushed_verifications; // of these, computed at the stores
+    uint64_t pushed_bytes;         // that went over links for them, both ways
+    uint32_t recomputed_blocks;    // after a store, checksum or lease fault
+    uint32_t chosen_blocks; // stored, but computed: that was expected to be faster than loading
     uint64_t queue_us, first_token_us, total_us;
 } gpw_usage_t;
 
@@ -91,14 +101,15 @@ typedef struct gpw_request_events {
 typedef struct gpw_worker_options {
     const gpw_model_t *model;
     const krn_ops_t *ops;
-    uint32_t threads;          // of the kernels' pool
-    uint32_t block_tokens;     // AS_BLOCK_TOKENS_DEFAULT
-    uint32_t context_max;      // tokens of one request, prompt and completion; 0: the model's
-    uint32_t sessions_max;     // requests that hold a cache at once; more wait
-    uint32_t queue_max;        // requests that wait; more are AS_ERR_BUSY
-    const char *compressor;    // default
-    uint32_t horizon;          // default
-    uint32_t batch_rows;       // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
+    uint32_t threads;       // of the kernels' pool
+    uint32_t block_tokens;  // AS_BLOCK_TOKENS_DEFAULT
+    uint32_t context_max;   // tokens of one request, prompt and completion; 0: the model's
+    uint32_t sessions_max;  // requests that hold a cache at once; more wait
+    uint32_t queue_max;     // requests that wait; more are AS_ERR_BUSY
+    const char *compressor; // default
+    uint32_t horizon;       // default
+    uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
+    gpw_push_down_t push_down;
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;
@@ -136,6 +147,8 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 // Names of the compressors, in table order, then "none": full cache resident, no drafting.
 // NULL-terminated.
 const char *const *gpw_worker_compressors(void);
+// "off", "on" or "auto". False: none of them.
+bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p);
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker);
 bool gpw_worker_idle(
     const gpw_worker_t *worker); // no request, no publication in progress (tests, drains)

@@ -9,6 +9,7 @@
 #include <math.h>
 
 #include "common/assert.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/resident/partials.h"
 
@@ -117,7 +118,7 @@ static void start_swap_early(gpw_request_t *request)
         return;
     }
     // Too early to fail: the step SWAP tries again and says why.
-    as_status_t status = gpw_swap_start(request, first, count, NULL);
+    as_status_t status = gpw_push_or_swap(request, first, count);
     (void)status;
 }
 

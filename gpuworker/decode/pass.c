@@ -10,6 +10,7 @@
 #include <math.h>
 
 #include "common/assert.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 
 // Logits rows of one pass computed at once: those behind the first wrong draft are for nothing.
@@ -70,6 +71,9 @@ static gpw_swap_state_t state_of(gpw_request_t *request, uint32_t *hole_p)
 
 gpw_turn_t gpw_pass_turn(gpw_request_t *request)
 {
+    if (request->pass.kind->full && gpw_swap_is_pushed(&request->swap)) {
+        return gpw_push_turn(request);
+    }
     uint32_t hole = 0;
     switch (state_of(request, &hole)) {
     case GPW_SWAP_READY:

@@ -9,6 +9,7 @@
 
 #include "common/assert.h"
 #include "common/fault.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 
 uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *first_p)
@@ -30,6 +31,12 @@ uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *
 static void count_bytes(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
+    if (swap->pushed) {
+        uint64_t moved = gpw_transfer_news(swap->transfer)->bytes;
+        request->usage.pushed_bytes += moved;
+        gpw_metric_add(GPW_METRIC_PUSHED_BYTES_TOTAL, (int64_t)moved);
+        return;
+    }
     uint64_t bytes = (uint64_t)gpw_transfer_news(swap->transfer)->layers * swap->block_count *
                      as_extent_bytes(&request->blocks.shape);
     if (swap->prefix) {
@@ -45,7 +52,7 @@ static void retire(gpw_swap_t *swap)
 {
     gpw_transfer_retire(swap->transfer);
     swap->transfer = NULL;
-    swap->abandoned = false;
+    swap->abandoned = swap->pushed = false;
     swap->block_count = 0;
 }
 
@@ -54,15 +61,25 @@ static void on_news(void *ctx, gpw_transfer_t *transfer)
     gpw_request_t *request = ctx;
     gpw_swap_t *swap = &request->swap;
     AS_ASSERT(swap->transfer == transfer);
-    if (gpw_transfer_news(transfer)->done && swap->abandoned) {
+    const gpw_transfer_news_t *news = gpw_transfer_news(transfer);
+    if (news->done) {
+        gpw_push_saw_load(&request->engine->push, news->load_us,
+                          swap->block_count * as_block_bytes(&request->blocks.shape),
+                          as_loop_now_us(request->engine->loop));
+    }
+    if (news->done && swap->abandoned) {
         retire(swap);
     }
     gpw_request_wake(request);
 }
 
-static as_status_t fit_ring(gpw_request_t *request, size_t bytes)
+as_status_t gpw_swap_fit(gpw_request_t *request, size_t bytes)
 {
     gpw_swap_t *swap = &request->swap;
+    if (swap->transfer) {
+        AS_ASSERT(swap->abandoned);
+        return AS_ERR_BUSY;
+    }
     if (swap->ring_bytes >= bytes) {
         return AS_OK;
     }
@@ -72,52 +89,62 @@ static as_status_t fit_ring(gpw_request_t *request, size_t bytes)
     return swap->ring ? AS_OK : AS_ERR_NO_MEMORY;
 }
 
+as_status_t gpw_swap_begin(gpw_request_t *request, const gpw_swap_range_t *range,
+                           const gpw_transfer_params_t *own)
+{
+    gpw_swap_t *swap = &request->swap;
+    gpw_engine_t *engine = request->engine;
+    for (uint32_t b = 0; b < range->count; b++) {
+        const gpw_block_t *block = &request->blocks.block[range->first + b];
+        engine->block_keys[b] = block->key;
+        engine->block_nodes[b] = range->node_ids ? range->node_ids[b] : block->node_id;
+    }
+    uint64_t deadline_us = as_loop_now_us(engine->loop) + engine->options.fetch_deadline_us;
+    gpw_transfer_params_t params = *own;
+    params.on_news = on_news;
+    params.ctx = request;
+    params.deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us;
+    params.shape = engine->shape;
+    params.namespace_key = request->blocks.namespace_key;
+    params.keys = engine->block_keys;
+    params.node_ids = engine->block_nodes;
+    params.first_block = range->first;
+    params.block_count = range->count;
+    as_status_t status = gpw_transfer_start(engine->link, &params, &swap->transfer);
+    if (status == AS_OK) {
+        swap->first_block = range->first;
+        swap->block_count = range->count;
+        swap->released = 0;
+        swap->prefix = request->step == GPW_STEP_FETCH;
+        swap->pushed = params.kind == GPW_TRANSFER_ATTEND;
+        swap->waited_since_us = 0;
+    }
+    return status;
+}
+
 as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t count,
                            const uint64_t *node_ids)
 {
     gpw_swap_t *swap = &request->swap;
     gpw_engine_t *engine = request->engine;
-    if (swap->transfer) {
-        AS_ASSERT(swap->abandoned);
-        return AS_ERR_BUSY;
-    }
-    swap->layer_slots = engine->options.swap_ring_layers;
-    swap->extent_bytes = as_extent_bytes(&engine->shape);
-    swap->layer_stride = count * swap->extent_bytes;
-    as_status_t status = fit_ring(request, swap->layer_slots * swap->layer_stride);
+    size_t extent_bytes = as_extent_bytes(&engine->shape);
+    uint32_t slots = engine->options.swap_ring_layers;
+    as_status_t status = gpw_swap_fit(request, slots * count * extent_bytes);
     if (status != AS_OK) {
         return status;
     }
-    for (uint32_t b = 0; b < count; b++) {
-        engine->block_keys[b] = request->blocks.block[first + b].key;
-        engine->block_nodes[b] = node_ids ? node_ids[b] : request->blocks.block[first + b].node_id;
-    }
-    uint64_t deadline_us = as_loop_now_us(engine->loop) + engine->options.fetch_deadline_us;
-    gpw_transfer_params_t params = {
+    swap->layer_slots = slots;
+    swap->extent_bytes = extent_bytes;
+    swap->layer_stride = count * extent_bytes;
+    const gpw_transfer_params_t params = {
         .kind = GPW_TRANSFER_FETCH,
-        .on_news = on_news,
-        .ctx = request,
-        .deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us,
-        .shape = engine->shape,
-        .namespace_key = request->blocks.namespace_key,
-        .keys = engine->block_keys,
-        .node_ids = engine->block_nodes,
-        .first_block = first,
-        .block_count = count,
         .buffer = swap->ring,
         .layer_stride = swap->layer_stride,
         .layer_slots = swap->layer_slots,
         .urgency = request->step == GPW_STEP_FETCH ? ASSAY_URGENCY_PREFIX : ASSAY_URGENCY_VERIFY,
     };
-    status = gpw_transfer_start(engine->link, &params, &swap->transfer);
-    if (status == AS_OK) {
-        swap->first_block = first;
-        swap->block_count = count;
-        swap->released = 0;
-        swap->prefix = request->step == GPW_STEP_FETCH;
-        swap->waited_since_us = 0;
-    }
-    return status;
+    const gpw_swap_range_t range = {first, count, node_ids};
+    return gpw_swap_begin(request, &range, &params);
 }
 
 gpw_swap_state_t gpw_swap_layer(gpw_request_t *request, uint32_t layer, uint32_t *hole_p)
@@ -150,7 +177,7 @@ gpw_swap_state_t gpw_swap_layer(gpw_request_t *request, uint32_t layer, uint32_t
 
 const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t layer)
 {
-    if (!swap->transfer || swap->abandoned || block < swap->first_block ||
+    if (!swap->transfer || swap->abandoned || swap->pushed || block < swap->first_block ||
         block - swap->first_block >= swap->block_count) {
         return NULL;
     }
@@ -211,7 +238,7 @@ gpw_turn_t gpw_swap_turn(gpw_request_t *request)
         gpw_engine_wake_at(engine, request->swap_retry_us);
         return GPW_TURN_WAIT;
     }
-    as_status_t status = gpw_swap_start(request, first, count, NULL);
+    as_status_t status = gpw_push_or_swap(request, first, count);
     if (status == AS_ERR_BUSY) {
         return GPW_TURN_WAIT;
     }

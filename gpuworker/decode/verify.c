@@ -8,6 +8,7 @@
 // moving blocks.tokens over the inputs of the emitted tokens. The last emitted token has no K and V
 // yet: it is the first row of the next verification.
 #include "common/assert.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/decode/recompute.h"
 #include "gpuworker/engine.h"
 
@@ -32,6 +33,7 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
     uint32_t drafted = request->draft_count;
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
     gpw_pass_end(request);
+    gpw_push_done(request);
     gpw_swap_end(request);
     request->blocks.tokens = request->token_count - 1;
     gpw_blocks_key(&request->blocks, request->tokens, request->blocks.tokens);
@@ -69,6 +71,9 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
 static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
 {
     const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.transfer);
+    if (gpw_swap_is_pushed(&request->swap)) {
+        return gpw_push_failed(request);
+    }
     bool busy = news->done && news->status == AS_ERR_BUSY;
     gpw_pass_end(request);
     gpw_swap_end(request);
@@ -95,7 +100,9 @@ static gpw_turn_t begin(gpw_request_t *request)
     AS_ASSERT(request->blocks.tokens == request->token_count - 1);
     request->accepted_before = request->usage.accepted_tokens;
     request->verify_us = as_loop_now_us(request->engine->loop);
-    return gpw_pass_begin(request, &verify_pass, request->forward, request->blocks.tokens, rows);
+    gpw_turn_t turn =
+        gpw_pass_begin(request, &verify_pass, request->forward, request->blocks.tokens, rows);
+    return gpw_swap_is_pushed(&request->swap) ? gpw_pass_turn(request) : turn;
 }
 
 gpw_turn_t gpw_verify_turn(gpw_request_t *request)

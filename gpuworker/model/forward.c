@@ -283,23 +283,36 @@ static void add_ffn(const step_t *step, uint32_t row)
     w->ops->add(w->stream[row], w->branch + (size_t)row * embed, embed);
 }
 
-static void layer_rows(step_t *step, uint32_t row0, gpw_attend_fn attend, void *ctx)
+// Up to queries, keys and values.
+static void before_attention(step_t *step)
+{
+    gpw_workspace_t *w = step->workspace;
+    for_rows(step, norm_attention);
+    w->ops->matmul(w->pool, &step->layer->qkv, w->norm, step->rows, w->qkv);
+    for_rows(step, finish_qkv);
+}
+
+static void after_attention(step_t *step, const float *attention)
 {
     gpw_workspace_t *w = step->workspace;
     const gpw_layer_t *layer = step->layer;
     const krn_ops_t *ops = w->ops;
     uint32_t rows = step->rows;
-    uint32_t number = (uint32_t)(layer - w->model->layer);
-    for_rows(step, norm_attention);
-    ops->matmul(w->pool, &layer->qkv, w->norm, rows, w->qkv);
-    for_rows(step, finish_qkv);
-    attend(ctx, number, row0, rows, w->q, w->k, w->v, w->attention);
-    ops->matmul(w->pool, &layer->o, w->attention, rows, w->branch);
+    ops->matmul(w->pool, &layer->o, attention, rows, w->branch);
     for_rows(step, add_attention);
     ops->matmul(w->pool, &layer->gate_up, w->norm, rows, w->gate_up);
     for_rows(step, activate);
     ops->matmul(w->pool, &layer->down, w->hidden, rows, w->branch);
     for_rows(step, add_ffn);
+}
+
+static void layer_rows(step_t *step, uint32_t row0, gpw_attend_fn attend, void *ctx)
+{
+    gpw_workspace_t *w = step->workspace;
+    uint32_t number = (uint32_t)(step->layer - w->model->layer);
+    before_attention(step);
+    attend(ctx, number, row0, step->rows, w->q, w->k, w->v, w->attention);
+    after_attention(step, w->attention);
 }
 
 // Notes where the part's rows are, behind `rows` others.
@@ -352,6 +365,47 @@ void gpw_forward_layer(gpw_forward_t *forward, gpw_attend_fn attend, void *ctx)
         uint32_t left = gpw_forward_rows_left(forward);
         gpw_forward_part_t part = {forward, left < most ? left : most};
         gpw_forward_step(forward->workspace, &part, 1, attend, ctx);
+    }
+}
+
+// ---- A layer in two halves ---------------------------------------------------------------------
+
+// As many of the layer's next rows as a step may have.
+static step_t next_rows(const gpw_forward_t *forward)
+{
+    gpw_workspace_t *w = forward->workspace;
+    AS_ASSERT(forward->next_layer < w->model->layers);
+    uint32_t left = gpw_forward_rows_left(forward);
+    const gpw_forward_part_t part = {(gpw_forward_t *)forward,
+                                     left < w->rows_max ? left : w->rows_max};
+    step_t step = {.workspace = w, .layer = &w->model->layer[forward->next_layer]};
+    step.rows = gather(w, &part, 0);
+    return step;
+}
+
+void gpw_forward_layer_begin(gpw_forward_t *forward, gpw_take_fn take, void *ctx)
+{
+    const gpw_workspace_t *w = forward->workspace;
+    AS_ASSERT(forward->next_row == 0);
+    while (forward->next_row < forward->rows) {
+        step_t step = next_rows(forward);
+        before_attention(&step);
+        const gpw_forward_rows_t rows = {forward->next_row, step.rows, w->q, w->k, w->v};
+        take(ctx, &rows);
+        forward->next_row += step.rows;
+    }
+    forward->next_row = 0;
+}
+
+void gpw_forward_layer_end(gpw_forward_t *forward, const float *attention)
+{
+    uint32_t layer = forward->next_layer;
+    AS_ASSERT(forward->next_row == 0);
+    while (forward->next_layer == layer) {
+        step_t step = next_rows(forward);
+        after_attention(&step,
+                        attention + forward->next_row * (size_t)q_width(step.workspace->model));
+        advance(&(gpw_forward_part_t){forward, step.rows});
     }
 }
 

@@ -63,6 +63,18 @@ void gpw_forward_step(gpw_workspace_t *workspace, const gpw_forward_part_t *part
                       gpw_attend_fn attend, void *ctx);
 // What is left of a forward's present layer, in as many steps as it needs.
 void gpw_forward_layer(gpw_forward_t *forward, gpw_attend_fn attend, void *ctx);
+// The present layer of a whole pass, whose attention is computed elsewhere meanwhile, in two halves; other
+// forwards may be computed in between. The first gives queries, keys and values, a step's rows at a time,
+// which are the workspace's until `take` returns. The second takes the attention of all rows,
+// [rows][q_heads][dim].
+typedef struct gpw_forward_rows {
+    uint32_t row0, rows;
+    const float *q;
+    const krn_f16 *k, *v;
+} gpw_forward_rows_t;
+typedef void (*gpw_take_fn)(void *ctx, const gpw_forward_rows_t *rows);
+void gpw_forward_layer_begin(gpw_forward_t *forward, gpw_take_fn take, void *ctx);
+void gpw_forward_layer_end(gpw_forward_t *forward, const float *attention);
 // Logits [count][vocab] of rows of any forwards.
 void gpw_forward_logits(gpw_workspace_t *workspace, const gpw_forward_row_t *rows, uint32_t count,
                         float *logits);

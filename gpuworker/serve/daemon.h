@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "common/rpc.h"
+#include "gpuworker/worker.h"
 
 typedef struct gpw_daemon_config {
     const char *model, *model_name; // file; name in the API (NULL: the file's)
@@ -20,6 +21,8 @@ typedef struct gpw_daemon_config {
     const char *weights; // "f16" or "f32"
     int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
     int64_t batch_rows;
+    const char *push_down;
+    gpw_push_down_t push_down_mode;
     int64_t cache_bytes;
     int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
         put_deadline_us;

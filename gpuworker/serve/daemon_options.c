@@ -84,6 +84,10 @@ static const as_option_t table[] = {
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
+    {.name = "push-down", .type = AS_OPTION_STRING, .value = &config.push_down,
+     .fallback = "auto", .metavar = "off|on|auto",
+     .help = "attention of verifications computed at the stores, to the same bits, instead of "
+             "bringing the blocks: off, on, or auto: where that is expected to take less time"},
     {.name = "recompute-rate", .type = AS_OPTION_DOUBLE, .value = &config.recompute_rate,
      .fallback = "0", .metavar = "TOKENS",
      .help = "per second, of computing a prompt: a stored prefix is computed again where loading it "
@@ -133,6 +137,9 @@ static int check(void)
 {
     if (strcmp(config.weights, "f16") != 0 && strcmp(config.weights, "f32") != 0) {
         return refuse("weights", config.weights, "f16 or f32");
+    }
+    if (!gpw_push_down_find(config.push_down, &config.push_down_mode)) {
+        return refuse("push-down", config.push_down, "off, on or auto");
     }
     if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
         return refuse("compressor", config.compressor, gpw_compressor_list());

@@ -30,6 +30,8 @@ static void add_usage(gpw_usage_t *sum, const gpw_choice_t *choice)
     sum->verifications += usage->verifications;
     sum->fetched_bytes += usage->fetched_bytes;
     sum->swapped_bytes += usage->swapped_bytes;
+    sum->pushed_bytes += usage->pushed_bytes;
+    sum->pushed_verifications += usage->pushed_verifications;
     sum->published_bytes += usage->published_bytes;
     sum->resident_bytes += usage->resident_bytes;
     sum->full_bytes += usage->full_bytes;
@@ -45,16 +47,18 @@ static json_t *assay_usage(const gpw_usage_t *sum)
 {
     double run = sum->verifications ? (double)sum->accepted_tokens / sum->verifications : 0;
     return json_pack(
-        "{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f}", "drafted_tokens",
-        (json_int_t)sum->drafted_tokens, "accepted_tokens", (json_int_t)sum->accepted_tokens,
-        "verifications", (json_int_t)sum->verifications, "mean_accepted_run",
-        real_or_null(sum->verifications > 0, run), "fetched_bytes", (json_int_t)sum->fetched_bytes,
-        "swapped_bytes", (json_int_t)sum->swapped_bytes, "published_bytes",
-        (json_int_t)sum->published_bytes, "resident_bytes", (json_int_t)sum->resident_bytes,
-        "full_bytes", (json_int_t)sum->full_bytes, "recomputed_blocks",
-        (json_int_t)sum->recomputed_blocks, "recompute_chosen_blocks",
-        (json_int_t)sum->chosen_blocks, "queue_ms", (double)sum->queue_us / 1e3, "first_token_ms",
-        (double)sum->first_token_us / 1e3, "total_ms", (double)sum->total_us / 1e3);
+        "{s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f}",
+        "drafted_tokens", (json_int_t)sum->drafted_tokens, "accepted_tokens",
+        (json_int_t)sum->accepted_tokens, "verifications", (json_int_t)sum->verifications,
+        "mean_accepted_run", real_or_null(sum->verifications > 0, run), "fetched_bytes",
+        (json_int_t)sum->fetched_bytes, "swapped_bytes", (json_int_t)sum->swapped_bytes,
+        "pushed_bytes", (json_int_t)sum->pushed_bytes, "pushed_verifications",
+        (json_int_t)sum->pushed_verifications, "published_bytes", (json_int_t)sum->published_bytes,
+        "resident_bytes", (json_int_t)sum->resident_bytes, "full_bytes",
+        (json_int_t)sum->full_bytes, "recomputed_blocks", (json_int_t)sum->recomputed_blocks,
+        "recompute_chosen_blocks", (json_int_t)sum->chosen_blocks, "queue_ms",
+        (double)sum->queue_us / 1e3, "first_token_ms", (double)sum->first_token_us / 1e3,
+        "total_ms", (double)sum->total_us / 1e3);
 }
 
 static json_t *reply_usage(const gpw_generation_t *generation)

@@ -28,7 +28,8 @@ typedef struct pooled {
 
 static gpw_model_t *model;
 static pooled_t pool[POOL];
-static uint64_t totals[6]; // ok, cancelled, late, recomputed blocks, cached tokens, swapped KiB
+static uint64_t
+    totals[7]; // ok, cancelled, late, recomputed blocks, cached tokens, swapped, pushed KiB
 
 static void make_pool(void)
 {
@@ -189,6 +190,7 @@ static void check_answer(const asked_t *asked, uint64_t seed)
     totals[3] += answer->usage.recomputed_blocks;
     totals[4] += answer->usage.cached_tokens;
     totals[5] += answer->usage.swapped_bytes >> 10;
+    totals[6] += answer->usage.pushed_bytes >> 10;
     bool ended_well = answer->status == AS_OK ||
                       (answer->status == AS_ERR_CANCELLED && asked->cancelled) ||
                       answer->status == AS_ERR_DEADLINE;
@@ -245,6 +247,8 @@ static void run_seed(uint64_t seed)
                                .block_tokens = BLOCK_TOKENS,
                                .cache_bytes_max = seed % 3 == 0 ? 390u << 10 : 16u << 20,
                                .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20,
+                               .push_down = (gpw_push_down_t)(seed / 2 % 3),
+                               .no_attend = seed % 11 == 0,
                                .weigh = seed % 4 == 1};
     memset(asked, 0, sizeof(asked));
     world_open(&world, &options);
@@ -294,11 +298,11 @@ static void every_request_ends_with_the_right_tokens_and_nothing_leaks(void **st
     gpw_model_free(model);
     assert_true(as_fault_fired(AS_FAULT_swap_slot_reused) > 0);
     printf("%llu seeds: %llu ok, %llu cancelled, %llu late, %llu blocks recomputed, %llu tokens "
-           "cached, %llu KiB swapped, %lld restarts\n",
+           "cached, %llu KiB swapped, %llu pushed, %lld restarts\n",
            (unsigned long long)count, (unsigned long long)totals[0], (unsigned long long)totals[1],
            (unsigned long long)totals[2], (unsigned long long)totals[3],
            (unsigned long long)totals[4], (unsigned long long)totals[5],
-           (long long)gpw_metric_value(GPW_METRIC_RESTARTS_TOTAL));
+           (unsigned long long)totals[6], (long long)gpw_metric_value(GPW_METRIC_RESTARTS_TOTAL));
 }
 
 // A request whose long answer is verified by swaps.

@@ -79,6 +79,7 @@ void world_store_start(world_t *world, uint32_t index)
     options.incarnation = ++store->incarnation;
     options.ram_bytes = world->options.ram_bytes;
     options.lease_us_max = 2000000;
+    options.attend_threads = world->options.no_attend ? 0 : 1;
     options.reservation_us = 1000000;
     must(kvs_store_alloc(&options, &store->store));
     kvs_report_options_t report = {
@@ -169,6 +170,7 @@ static void worker_start(world_t *world, uint32_t index)
     options.instance_id[0] = (uint8_t)(100 + index);
     options.incarnation = 1;
     options.tick_us = WORLD_TICK_US;
+    options.push_down = world->options.push_down;
     options.recompute_tokens_per_s = world->options.weigh ? 0 : -1;
     must(gpw_worker_alloc(&options, &worker->worker));
 }

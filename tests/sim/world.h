@@ -48,7 +48,9 @@ typedef struct world_options {
     uint32_t block_tokens;
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store
-    bool weigh;               // workers compute a stored prefix where that is faster
+    gpw_push_down_t push_down;
+    bool no_attend; // stores compute no attention
+    bool weigh;     // workers compute a stored prefix where that is faster
 } world_options_t;
 
 typedef struct world {

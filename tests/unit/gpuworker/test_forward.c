@@ -143,6 +143,78 @@ static void a_pass_larger_than_a_chunk_equals_passes_of_one(void **state)
     gpw_model_free(model);
 }
 
+// What the first halves gave, of all rows.
+typedef struct halves {
+    float *q, *attention;
+    krn_f16 *k, *v;
+    size_t q_width, kv_width;
+} halves_t;
+
+static void take(void *ctx, const gpw_forward_rows_t *rows)
+{
+    halves_t *h = ctx;
+    memcpy(h->q + rows->row0 * h->q_width, rows->q, rows->rows * h->q_width * sizeof(float));
+    memcpy(h->k + rows->row0 * h->kv_width, rows->k, rows->rows * h->kv_width * sizeof(krn_f16));
+    memcpy(h->v + rows->row0 * h->kv_width, rows->v, rows->rows * h->kv_width * sizeof(krn_f16));
+}
+
+static void attend_to_nothing(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows,
+                              const float *q, const krn_f16 *k, const krn_f16 *v, float *out)
+{
+    const halves_t *h = ctx;
+    (void)layer, (void)row0, (void)q, (void)k, (void)v;
+    memset(out, 0, rows * h->q_width * sizeof(float));
+}
+
+// In steps of few rows, and with a layer of another pass in between.
+static void a_layer_in_two_halves_gives_the_same_bits(void **state)
+{
+    (void)state;
+    gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    float *whole = compute(&tiny_default, krn_cpu(), KRN_WEIGHT_F16, TOKENS);
+    float *parts = malloc(TOKENS * TINY_VOCAB * sizeof(float));
+    int32_t tokens[TOKENS], positions[TOKENS];
+    make_tokens(tokens, TOKENS);
+    for (uint32_t i = 0; i < TOKENS; i++) {
+        positions[i] = (int32_t)i;
+    }
+    halves_t h = {.q_width = (size_t)model->q_heads * model->head_dim,
+                  .kv_width = (size_t)model->kv_heads * model->head_dim};
+    h.q = malloc(TOKENS * h.q_width * sizeof(float));
+    h.attention = malloc(TOKENS * h.q_width * sizeof(float));
+    h.k = malloc(TOKENS * h.kv_width * sizeof(krn_f16));
+    h.v = malloc(TOKENS * h.kv_width * sizeof(krn_f16));
+    fixture_t fixture = fixture_open(model, krn_cpu(), 2, TOKENS, TOKENS);
+    gpw_forward_free(fixture.forward);
+    gpw_workspace_free(fixture.workspace);
+    gpw_forward_t *other;
+    assert_int_equal(gpw_workspace_alloc(model, krn_cpu(), fixture.pool, 20, &fixture.workspace),
+                     AS_OK);
+    assert_int_equal(gpw_forward_alloc(fixture.workspace, TOKENS, &fixture.forward), AS_OK);
+    assert_int_equal(gpw_forward_alloc(fixture.workspace, 4, &other), AS_OK);
+    fixture.positions = positions;
+    gpw_forward_begin(fixture.forward, tokens, positions, TOKENS);
+    gpw_forward_begin(other, tokens, positions, 4);
+    for (uint32_t layer = 0; layer < model->layers; layer++) {
+        gpw_forward_layer_begin(fixture.forward, take, &h);
+        fixture_attend(&fixture, layer, 0, TOKENS, h.q, h.k, h.v, h.attention);
+        gpw_forward_layer(other, attend_to_nothing, &h);
+        gpw_forward_layer_end(fixture.forward, h.attention);
+        assert_int_equal(gpw_forward_next_layer(fixture.forward), layer + 1);
+    }
+    fixture_logits(&fixture, TOKENS, parts);
+    assert_memory_equal(whole, parts, TOKENS * TINY_VOCAB * sizeof(float));
+    gpw_forward_free(other);
+    fixture_close(&fixture);
+    free(h.q);
+    free(h.attention);
+    free(h.k);
+    free(h.v);
+    free(whole);
+    free(parts);
+    gpw_model_free(model);
+}
+
 static void an_abandoned_pass_leaves_no_trace(void **state)
 {
     (void)state;
@@ -207,6 +279,7 @@ int main(void)
         cmocka_unit_test(gives_the_same_bits_with_the_reference_kernels),
         cmocka_unit_test(gives_the_same_bits_however_the_prompt_is_cut),
         cmocka_unit_test(a_pass_larger_than_a_chunk_equals_passes_of_one),
+        cmocka_unit_test(a_layer_in_two_halves_gives_the_same_bits),
         cmocka_unit_test(an_abandoned_pass_leaves_no_trace),
         cmocka_unit_test(says_so_when_memory_runs_out),
     };
