@@ -308,7 +308,7 @@ void gpw_push_done(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
     request->push_failed = false;
-    if (!request->swap.pushed) {
+    if (!gpw_swap_is_pushed(&request->swap)) {
         return;
     }
     request->usage.pushed_verifications++;
