@@ -13,6 +13,8 @@
 
 #define WAIT_US 60000000u // no step may wait longer
 
+static gpw_push_down_t push_down; // of the workers that follow
+
 typedef struct pair {
     as_loop_t *io, *engine;
     pthread_t thread;
@@ -63,6 +65,7 @@ static void pair_open(pair_t *pair, const gpw_model_t *model)
     options.engine_loop = pair->engine;
     options.client = pair->client;
     options.threads = 2;
+    options.push_down = push_down;
     assert_int_equal(gpw_worker_alloc(&options, &pair->worker), AS_OK);
     assert_int_equal(pthread_create(&pair->thread, NULL, engine_main, pair->engine), 0);
 }
@@ -127,15 +130,16 @@ static void answers_are_the_same_across_two_threads_and_a_store(void **state)
         }
     }
     wait_idle(&pair);
-    uint64_t swapped = 0;
+    uint64_t swapped = 0, pushed = 0;
     for (uint32_t i = 0; i < count; i++) {
         assert_int_equal(answers[i].status, AS_OK);
         answer_compare(&answers[i], &expected, compressors[i % compressor_count]);
         swapped += answers[i].usage.swapped_bytes;
+        pushed += answers[i].usage.pushed_verifications;
     }
     assert_int_equal(answers[0].usage.cached_tokens, 0);
     assert_int_equal(answers[count - 1].usage.cached_tokens, 288);
-    assert_true(swapped > 0);
+    assert_true(push_down == GPW_PUSH_DOWN_ON ? pushed > 0 : swapped > 0 && pushed == 0);
     free(answers);
     pair_close(&pair);
     gpw_model_free(model);
@@ -199,5 +203,7 @@ int main(void)
         cmocka_unit_test(cancels_from_the_other_thread_end_every_request),
         cmocka_unit_test(a_worker_may_go_in_mid_request),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("swap", tests, NULL, NULL);
+    push_down = GPW_PUSH_DOWN_ON;
+    return failed + cmocka_run_group_tests_name("push down", tests, NULL, NULL);
 }
