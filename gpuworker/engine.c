@@ -40,6 +40,7 @@ static void update_load(gpw_engine_t *engine)
     atomic_store(&engine->load_queued_tokens, queued);
     gpw_metric_set(GPW_METRIC_SESSIONS, engine->sessions);
     gpw_metric_set(GPW_METRIC_RESERVED_BYTES, (int64_t)engine->device.reserved_bytes);
+    gpw_metric_set(GPW_METRIC_SHARED_BYTES, (int64_t)gpw_shared_bytes(engine->shared));
 }
 
 void gpw_engine_kick(gpw_engine_t *engine)
@@ -293,7 +294,10 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     engine->device =
         (gpw_device_t){.ops = gpw_device_host(), .bytes_max = options->cache_bytes_max};
     engine->tick_task = (as_task_t){.fn = tick, .ctx = engine};
-    as_status_t status = krn_pool_alloc(options->threads, &engine->pool);
+    as_status_t status = gpw_shared_alloc(&engine->device, &engine->shared);
+    if (status == AS_OK) {
+        status = krn_pool_alloc(options->threads, &engine->pool);
+    }
     if (status == AS_OK) {
         status = alloc_scratch(engine);
     }
@@ -349,6 +353,7 @@ void gpw_engine_free(gpw_engine_t *engine)
     }
     free_requests(engine);
     as_loop_unpost(engine->loop, &engine->tick_task);
+    gpw_shared_free(engine->shared);
     AS_ASSERT(engine->device.reserved_bytes == 0);
     for (uint32_t i = 0; i < GPW_REQUESTS_MAX; i++) {
         slot_fini(&engine->forwards[i]);

@@ -13,6 +13,7 @@
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/metrics.h"
 #include "gpuworker/resident/pages.h"
+#include "gpuworker/resident/shared.h"
 #include "gpuworker/request.h"
 
 #define GPW_PREFILLS_MAX                                                                           \
@@ -25,6 +26,7 @@ typedef struct gpw_engine {
     gpw_link_t *link;
     krn_pool_t *pool;
     gpw_device_t device;
+    gpw_shared_t *shared;
     gpw_batch_t batch;
     gpw_push_rates_t push;
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];

@@ -72,7 +72,8 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     HISTOGRAM(push_wait_us, "Microseconds that a verification waited for a layer's attention."),
     HISTOGRAM(first_token_us, "Microseconds from submit to the first token."),
     GAUGE(sessions, "Requests that hold a cache."),
-    GAUGE(reserved_bytes, "Cache memory that sessions have reserved."),
+    GAUGE(reserved_bytes, "Cache memory that sessions have reserved, and what they share."),
+    GAUGE(shared_bytes, "Cache memory of sealed blocks that sessions on one chain have in common."),
 };
 
 void gpw_metrics_register(void)

@@ -292,7 +292,8 @@ static void account(gpw_request_t *request)
     }
     uint64_t held = request->blocks.count - request->blocks.stored;
     request->usage.resident_bytes =
-        held * as_block_bytes(shape) + request->sealed.bytes + request->swap.ring_bytes +
+        held * as_block_bytes(shape) + request->sealed.bytes + request->sealed.shared_bytes +
+        request->swap.ring_bytes +
         (request->compressor ? gpw_tail_bytes(shape, request->horizon.max) : 0);
     request->usage.full_bytes =
         (uint64_t)request->blocks.tokens * (as_block_bytes(shape) / shape->block_tokens);

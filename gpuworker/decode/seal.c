@@ -27,6 +27,26 @@ static void mark_lossy(gpw_request_t *request)
     }
 }
 
+// Sessions on the same chain hold its sealed blocks once.
+static void share_blocks(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    gpw_blocks_t *blocks = &request->blocks;
+    gpw_sealed_t *sealed = &request->sealed;
+    uint32_t size = blocks->shape.block_tokens;
+    uint32_t exact = (request->verify ? blocks->tokens : request->exact_tokens) / size;
+    exact = exact < sealed->blocks ? exact : sealed->blocks;
+    if (!gpw_shared_possible(sealed) || sealed->shared_blocks >= exact) {
+        return;
+    }
+    gpw_blocks_key(blocks, request->tokens, exact * size);
+    while (sealed->shared_blocks < exact &&
+           gpw_shared_hang_up(engine->shared, sealed, &blocks->block[sealed->shared_blocks].key)) {
+    }
+    engine->load_changed = true;
+    gpw_engine_freed(engine); // reservations of copies
+}
+
 gpw_turn_t gpw_seal_turn(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
@@ -39,6 +59,7 @@ gpw_turn_t gpw_seal_turn(gpw_request_t *request)
         seal_block(request, sealed->blocks);
         return GPW_TURN_AGAIN;
     }
+    share_blocks(request);
     mark_lossy(request);
     if (!request->keep_full) {
         uint32_t dropped = gpw_blocks_drop(blocks, sealed->blocks);

@@ -100,6 +100,10 @@ typedef struct gpw_compressor {
     uint64_t (*bytes)(const gpw_segment_t *segment);
     // What bytes() can be once `blocks` blocks are reserved: for admission.
     uint64_t (*bytes_max)(const gpw_segment_options_t *options, uint32_t blocks);
+    // Where the memory of a block hangs that is sealed in all layers, and how long it is: memory of
+    // its own (as_mem), whose bytes follow from the chain alone, so that sessions may hang up one
+    // copy. A NULL there is left alone by close. NULL where blocks do not stand alone.
+    uint8_t **(*slot)(gpw_segment_t *segment, uint32_t block, size_t *bytes_p);
     void (*close)(gpw_segment_t *segment); // NULL is fine
 } gpw_compressor_t;
 

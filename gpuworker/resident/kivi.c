@@ -177,6 +177,13 @@ uint64_t gpw_kivi_bytes_max(const gpw_segment_options_t *options, uint32_t block
            (uint64_t)blocks * options->shape.layers * layout.layer_bytes;
 }
 
+uint8_t **gpw_kivi_slot(gpw_segment_t *s, uint32_t block, size_t *bytes_p)
+{
+    AS_ASSERT(block < s->blocks_reserved);
+    *bytes_p = s->shape.layers * s->layout.layer_bytes;
+    return &s->blocks[block];
+}
+
 void gpw_kivi_close(gpw_segment_t *s)
 {
     if (!s) {

@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#include "gpuworker/resident/shared.h"
+
 as_status_t gpw_sealed_open(gpw_sealed_t *sealed, const gpw_compressor_t *compressor,
                             gpw_budget_t *budget, const gpw_segment_options_t *options)
 {
@@ -23,6 +25,7 @@ as_status_t gpw_sealed_open(gpw_sealed_t *sealed, const gpw_compressor_t *compre
 void gpw_sealed_close(gpw_sealed_t *sealed)
 {
     if (sealed->segment) {
+        gpw_shared_leave(sealed);
         sealed->compressor->close(sealed->segment);
         gpw_budget_recount(sealed->budget, sealed->bytes, 0);
     }
@@ -32,7 +35,7 @@ void gpw_sealed_close(gpw_sealed_t *sealed)
 as_status_t gpw_sealed_reserve(gpw_sealed_t *sealed, uint32_t blocks)
 {
     as_status_t status = sealed->compressor->reserve(sealed->segment, blocks);
-    uint64_t bytes = sealed->compressor->bytes(sealed->segment);
+    uint64_t bytes = sealed->compressor->bytes(sealed->segment) - sealed->shared_bytes;
     gpw_budget_recount(sealed->budget, sealed->bytes, bytes);
     sealed->bytes = bytes;
     return status;

@@ -10,12 +10,18 @@
 // Newest tokens that stay exact in the tail before their block is sealed: one group of KIVI.
 #define GPW_RESIDUAL_TOKENS 32u
 
+typedef struct gpw_shared_ref gpw_shared_ref_t; // of shared.c
+
 typedef struct gpw_sealed {
     const gpw_compressor_t *compressor; // NULL: no segment, everything is exact
     gpw_segment_t *segment;
     gpw_budget_t *budget;
     uint32_t blocks; // sealed in all layers
     uint64_t bytes;  // counted in the budget
+    // Of these blocks the first are shared with other sessions (resident/shared.h).
+    gpw_shared_ref_t *shared; // the newest; NULL: none
+    uint32_t shared_blocks;
+    uint64_t shared_bytes; // not in `bytes`
 } gpw_sealed_t;
 
 as_status_t gpw_sealed_open(gpw_sealed_t *sealed, const gpw_compressor_t *compressor,
