@@ -9,6 +9,7 @@
 #define ASSAY_INTERNAL_H
 
 #include "client/client.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/metrics.h"
 #include "proto/wire.h"
@@ -408,7 +409,7 @@ struct assay_client {
     uint32_t put_count;
     assay_stage_t *stage; // NULL: none yet
     bool stage_failed;    // there is no memory for it
-    uint64_t conflict_told_us;
+    as_log_due_t conflict_due;
     bool has_token;
     as_token_sealed_t token;
     const char *token_file; // NULL: none

@@ -20,7 +20,7 @@
 #include "common/log.h"
 
 #define PIECES_SENDING   8u
-#define CONFLICT_TELL_US 10000000u // a line in the log at most so often
+#define CONFLICT_TELL_US 10000000u // between two lines in the log
 
 typedef enum put_state { ASKING, ENDING } put_state_t;
 
@@ -167,10 +167,8 @@ static void on_settle(void *ctx)
 
 static void tell_conflict(assay_client_t *client, const assay_store_t *store)
 {
-    uint64_t now_us = assay_now_us(client);
     as_metric_add(&assay_metrics[ASSAY_METRIC_PUT_CONFLICTS], 1);
-    if (client->conflict_told_us == 0 || now_us - client->conflict_told_us >= CONFLICT_TELL_US) {
-        client->conflict_told_us = now_us + (now_us == 0);
+    if (as_log_is_due(&client->conflict_due, assay_now_us(client), CONFLICT_TELL_US, NULL)) {
         AS_ERROR("client",
                  "the store at %s has other bytes for a block that was computed here: one of the "
                  "two is wrong; its log names the block",

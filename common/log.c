@@ -10,8 +10,6 @@
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -24,7 +22,7 @@ enum { LEVEL_COUNT = sizeof(level_names) / sizeof(level_names[0]) };
 
 // What a line costs, and the most that a call has at a time: a token is a millisecond.
 #define LINE_MS    500
-#define TOKENS_MAX (200 * LINE_MS)
+#define TOKENS_MAX (100 * LINE_MS)
 #define CALLS_MAX  512u // that are limited; a power of two
 
 typedef struct limit {
@@ -34,8 +32,16 @@ typedef struct limit {
     unsigned long left_out;
 } limit_t;
 
+static int64_t machine_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 static pthread_mutex_t limits_lock = PTHREAD_MUTEX_INITIALIZER;
 static limit_t limits[CALLS_MAX];
+static int64_t (*now_ms)(void) = machine_ms;
 
 static atomic_int level_min = AS_LOG_INFO;
 static atomic_ulong line_counts[LEVEL_COUNT];
@@ -61,11 +67,25 @@ unsigned long as_log_count(as_log_level_t level)
     return atomic_load_explicit(&line_counts[level], memory_order_relaxed);
 }
 
-static int64_t now_ms(void)
+void as_log_set_clock(int64_t (*clock)(void))
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+    pthread_mutex_lock(&limits_lock);
+    now_ms = clock ? clock : machine_ms;
+    memset(limits, 0, sizeof(limits));
+    pthread_mutex_unlock(&limits_lock);
+}
+
+bool as_log_is_due(as_log_due_t *due, uint64_t now_us, uint64_t every_us, uint64_t *untold_p)
+{
+    if (due->told_us != 0 && now_us - due->told_us < every_us) {
+        due->untold++;
+        return false;
+    }
+    if (untold_p) {
+        *untold_p = due->untold;
+    }
+    *due = (as_log_due_t){.told_us = now_us + (now_us == 0)};
+    return true;
 }
 
 static limit_t *limit_of(const char *format, int64_t at_ms)
@@ -86,9 +106,9 @@ static limit_t *limit_of(const char *format, int64_t at_ms)
 // Whether the call may write a line now, and how many it has left out since its last one.
 static bool may_write(const char *format, unsigned long *left_out_p)
 {
-    int64_t at_ms = now_ms();
     *left_out_p = 0;
     pthread_mutex_lock(&limits_lock);
+    int64_t at_ms = now_ms();
     limit_t *limit = limit_of(format, at_ms);
     bool may = true;
     if (limit) {
@@ -140,7 +160,6 @@ void as_log_write(as_log_level_t level, const char *component, const char *forma
     }
     int error = errno; // callers may log before they look at errno
     unsigned long left_out = 0;
-    atomic_fetch_add_explicit(&line_counts[level], 1, memory_order_relaxed);
     if (level != AS_LOG_DEBUG && !may_write(format, &left_out)) {
         errno = error;
         return;
@@ -168,6 +187,7 @@ void as_log_write(as_log_level_t level, const char *component, const char *forma
         }
     }
     line[length] = '\n';
+    atomic_fetch_add_explicit(&line_counts[level], 1, memory_order_relaxed);
     write_all(line, length + 1);
     errno = error;
 }

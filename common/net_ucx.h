@@ -127,9 +127,6 @@ struct ucx_net {
     as_timer_t *relisten;
     struct sockaddr_storage bound; // where it listens
     ucx_list_t sockets, half_open;
-    uint64_t
-        lines_until_us; // of the log, of what strangers did: those that were written are worth so long
-    uint32_t lines_untold;
     ucp_listener_h ucx_listener; // behind the gate
     uint16_t ucx_port;
     int gate; // its descriptor

@@ -29,8 +29,6 @@
 // So many that have said nothing, and so many that were heard: the oldest makes room, as a peer of ours needs
 // milliseconds, but nobody who was heard for somebody who says nothing.
 #define HALF_OPEN_MAX 128u
-#define LINES_MAX     100u    // in the log at once, of what strangers do,
-#define LINE_US       100000u // and then one in so long
 #define RETRIES_MAX   3u
 // UCX does not survive an accept without a descriptor. Each that is admitted takes three for a while; the
 // rest is for files and other ports.
@@ -113,24 +111,6 @@ void ucx_socket_close(ucx_socket_t *socket)
     }
 }
 
-// Strangers come as often as they like. What is left out is counted.
-static bool is_worth_a_line(ucx_net_t *net)
-{
-    uint64_t now_us = as_loop_now_us(net->head.loop);
-    uint64_t owed_us = net->lines_until_us > now_us ? net->lines_until_us - now_us : 0;
-    if (owed_us > LINES_MAX * LINE_US) {
-        net->lines_untold++;
-        return false;
-    }
-    if (net->lines_untold > 0) {
-        AS_WARN("net", "data port: %u more connections were closed, without a line each",
-                net->lines_untold);
-        net->lines_untold = 0;
-    }
-    net->lines_until_us = now_us + owed_us + LINE_US;
-    return true;
-}
-
 // Closes the socket and fails what it was to become.
 static void drop(ucx_socket_t *socket, as_status_t status)
 {
@@ -143,10 +123,8 @@ static void drop(ucx_socket_t *socket, as_status_t status)
 
 static void drop_because(ucx_socket_t *socket, const char *why)
 {
-    if (!is_listening_side(socket) || is_worth_a_line(socket->net)) {
-        AS_WARN("net", "data port: connection %s %s closed: %s",
-                is_listening_side(socket) ? "from" : "to", socket->name, why);
-    }
+    AS_WARN("net", "data port: connection %s %s closed: %s",
+            is_listening_side(socket) ? "from" : "to", socket->name, why);
     drop(socket, AS_ERR_PROTOCOL);
 }
 
@@ -386,9 +364,7 @@ static void on_ended(ucx_socket_t *socket)
         return; // UCX is connected there; the deadline goes on until it is here
     }
     if (socket->state == WANT_CONNECT && socket->in_bytes == 0) {
-        if (is_worth_a_line(socket->net)) {
-            AS_INFO("net", "data port: connection from %s closed without a word", socket->name);
-        }
+        AS_INFO("net", "data port: connection from %s closed without a word", socket->name);
         drop(socket, AS_ERR_PEER_LOST);
     } else {
         drop_because(socket, socket->state <= WANT_CONNECT ? "it left in mid hello"

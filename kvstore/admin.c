@@ -12,13 +12,15 @@
 #define LIST_MAX         1000u // blocks of one page, and accounts
 #define KEYS_MAX         16384u
 #define KVS_DRAIN_MS_MAX 86400000u
+#define TELL_US          1000000u // between two lines in the log about denials
 
 // The service is the first member, so that a handler finds the rest from the pointer that it is
 // given.
 typedef struct kvs_admin {
     Assay__Store_Service service;
     kvs_store_t *store;
-    bool stopped;                // nobody is answered any more
+    bool stopped; // nobody is answered any more
+    as_log_due_t denials_due;
     uint32_t page[LIST_MAX + 1]; // ids of the index, in key order
     Assay__StoreBlock blocks[LIST_MAX];
     Assay__StoreBlock *pointers[LIST_MAX];
@@ -191,12 +193,24 @@ static as_key_t key_of(const ProtobufCBinaryData *bytes)
     return key;
 }
 
+// One line for many denials: who is denied may come again and again.
+static void tell_denied(kvs_admin_t *admin)
+{
+    uint64_t untold, now_us = as_loop_now_us(admin->store->options.loop);
+    if (as_log_is_due(&admin->denials_due, now_us, TELL_US, &untold)) {
+        AS_WARN("kvstore",
+                "denied: a change that was asked for by nobody of --operator (and %llu more since "
+                "the line before)",
+                (unsigned long long)untold);
+    }
+}
+
 // True: it is no operator who asks, and was told.
-static bool is_denied(ProtobufCClosure closure, void *closure_data)
+static bool is_denied(void *service, ProtobufCClosure closure, void *closure_data)
 {
     bool denied = !as_rpc_is_operator(closure_data);
     if (denied) {
-        AS_WARN("kvstore", "denied: a change that was asked for by nobody of --operator");
+        tell_denied(service);
         as_rpc_fail(closure, closure_data, AS_ERR_DENIED,
                     "the certificate is no operator's: see the store's --operator");
     }
@@ -249,7 +263,7 @@ static void drop_settle(const drop_t *from)
 static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequest *request,
                        Assay__StoreDropReply_Closure closure, void *closure_data)
 {
-    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+    if (is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
@@ -281,7 +295,7 @@ static void serve_drop(Assay__Store_Service *service, const Assay__StoreDropRequ
 static void serve_pin(Assay__Store_Service *service, const Assay__StorePinRequest *request,
                       Assay__StorePinReply_Closure closure, void *closure_data)
 {
-    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+    if (is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
@@ -318,7 +332,7 @@ static void serve_pin(Assay__Store_Service *service, const Assay__StorePinReques
 static void serve_unpin(Assay__Store_Service *service, const Assay__StoreUnpinRequest *request,
                         Assay__StoreUnpinReply_Closure closure, void *closure_data)
 {
-    if (is_denied((ProtobufCClosure)closure, closure_data)) {
+    if (is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
@@ -398,7 +412,8 @@ static void list_accounts(kvs_admin_t *admin, const kvs_owner_t *owner,
 static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRequest *request,
                         Assay__StoreQuotaReply_Closure closure, void *closure_data)
 {
-    if ((request->set || request->reset) && is_denied((ProtobufCClosure)closure, closure_data)) {
+    if ((request->set || request->reset) &&
+        is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_admin_t *admin = (kvs_admin_t *)service;
@@ -434,7 +449,7 @@ static void serve_quota(Assay__Store_Service *service, const Assay__StoreQuotaRe
 static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRequest *request,
                         Assay__StoreScrubReply_Closure closure, void *closure_data)
 {
-    if (request->start && is_denied((ProtobufCClosure)closure, closure_data)) {
+    if (request->start && is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;
@@ -461,7 +476,7 @@ static void serve_scrub(Assay__Store_Service *service, const Assay__StoreScrubRe
 static void serve_drain(Assay__Store_Service *service, const Assay__StoreDrainRequest *request,
                         Assay__StoreDrainReply_Closure closure, void *closure_data)
 {
-    if (request->start && is_denied((ProtobufCClosure)closure, closure_data)) {
+    if (request->start && is_denied(service, (ProtobufCClosure)closure, closure_data)) {
         return;
     }
     kvs_store_t *store = ((kvs_admin_t *)service)->store;

@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "kvstore/store.h"
 
+#define TELL_US    1000000u // between two lines in the log
 #define LOOK_US    1000000u // between two looks at the key file and at the connections
 #define HELLO_US   5000000u // in which a connection must say HELLO
 #define FOREVER_S  (UINT64_MAX / 1000000 / 2)
@@ -22,6 +23,7 @@
 struct kvs_admit {
     as_cluster_ring_t ring;
     as_timer_t *timer;
+    as_log_due_t due; // of denials
 };
 
 static void deny(kvs_store_t *store, as_token_fault_t fault, uint32_t tenant)
@@ -34,9 +36,15 @@ static void deny(kvs_store_t *store, as_token_fault_t fault, uint32_t tenant)
         [NO_RIGHT] = KVS_METRIC_DENIED_RIGHT,
     };
     kvs_count(&store->counted.denied, metrics[fault], 1);
-    AS_WARN("kvstore", "denied: a client of tenant %u: its token %s", tenant,
-            fault == (as_token_fault_t)NO_RIGHT ? "has not the right for what it asks"
-                                                : as_token_fault_str(fault));
+    uint64_t untold, now_us = as_loop_now_us(store->options.loop);
+    if (as_log_is_due(&store->admit->due, now_us, TELL_US, &untold)) {
+        AS_WARN("kvstore",
+                "denied: a client of tenant %u: its token %s (and %llu more since the line before)",
+                tenant,
+                fault == (as_token_fault_t)NO_RIGHT ? "has not the right for what it asks"
+                                                    : as_token_fault_str(fault),
+                (unsigned long long)untold);
+    }
 }
 
 // ---- who comes

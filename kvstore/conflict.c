@@ -12,7 +12,7 @@
 #include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
-#define TELL_US 10000000u // a line in the log at most so often
+#define TELL_US 10000000u // between two lines in the log
 
 as_status_t kvs_put_check(const as_wire_put_t *ask)
 {
@@ -75,9 +75,7 @@ static as_status_t conflict_check(kvs_store_t *store, const kvs_spec_t *spec, ui
         return status;
     }
     kvs_count(&store->counted.conflicts, KVS_METRIC_CONFLICTS, 1);
-    uint64_t now_us = as_loop_now_us(store->options.loop);
-    if (store->conflict_told_us == 0 || now_us - store->conflict_told_us >= TELL_US) {
-        store->conflict_told_us = now_us + (now_us == 0);
+    if (as_log_is_due(&store->conflict_due, as_loop_now_us(store->options.loop), TELL_US, NULL)) {
         const uint8_t *key = spec->key.bytes;
         AS_ERROR(
             "kvstore",

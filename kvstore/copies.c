@@ -13,7 +13,7 @@
 #include "kvstore/disk/image.h"
 #include "kvstore/store.h"
 
-#define TELL_US 10000000u // a line in the log at most so often
+#define TELL_US 10000000u // between two lines in the log
 
 as_status_t kvs_copy_check(kvs_store_t *store, const kvs_spec_t *spec, uint32_t flags)
 {
@@ -29,9 +29,7 @@ as_status_t kvs_copy_check(kvs_store_t *store, const kvs_spec_t *spec, uint32_t 
 
 static void tell_soft(kvs_store_t *store)
 {
-    uint64_t now_us = as_loop_now_us(store->options.loop);
-    if (store->soft_told_us == 0 || now_us - store->soft_told_us >= TELL_US) {
-        store->soft_told_us = now_us + (now_us == 0);
+    if (as_log_is_due(&store->soft_due, as_loop_now_us(store->options.loop), TELL_US, NULL)) {
         AS_WARN("kvstore", "a store that drains hands over hard pins for which --pin-max leaves no "
                            "room here: they are soft now; unpin others and pin them again");
     }

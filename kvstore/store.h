@@ -4,6 +4,7 @@
 #ifndef KVS_STORE_H
 #define KVS_STORE_H
 
+#include "common/log.h"
 #include "common/mem.h"
 #include "common/metrics.h"
 #include "common/net.h"
@@ -187,7 +188,7 @@ struct kvs_store {
     as_task_t quota_evict;
     uint64_t epoch_us; // what the store's clock is ahead of the loop's
     uint32_t expiry_cursor, expiry_disk_cursor;
-    uint64_t conflict_told_us, soft_told_us;
+    as_log_due_t conflict_due, soft_due;
     kvs_stat_t counted; // the counters of kvs_stat_t; the gauges are asked for
     struct kvs_admin *admin;
 };

@@ -9,14 +9,14 @@
 #include "scheduler/scheduler.h"
 
 #define LOOK_US 1000000u // between two looks at the key file
-#define TELL_US 1000000u // a line in the log at most so often
+#define TELL_US 1000000u // between two lines in the log
 
 struct sch_tenants {
     as_loop_t *loop;
     as_cluster_ring_t ring;
     as_timer_t *timer;
     as_key_t *scoped; // of the present question
-    uint64_t told_us;
+    as_log_due_t due;
 };
 
 static void on_look(void *ctx)
@@ -69,10 +69,8 @@ void sch_tenants_free(sch_tenants_t *tenants)
 
 static void tell(sch_tenants_t *tenants, const char *what)
 {
-    uint64_t now_us = as_loop_now_us(tenants->loop);
     as_metric_add(&sch_metrics[SCH_DENIED_ROUTES_TOTAL], 1);
-    if (tenants->told_us == 0 || now_us - tenants->told_us >= TELL_US) {
-        tenants->told_us = now_us + (now_us == 0);
+    if (as_log_is_due(&tenants->due, as_loop_now_us(tenants->loop), TELL_US, NULL)) {
         AS_WARN("route", "a route is denied: its token %s", what);
     }
 }

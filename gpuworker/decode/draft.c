@@ -46,16 +46,10 @@ static void attend(gpw_request_t *request, const gpw_pass_rows_t *rows)
                                          .out = &total,
                                          .scratch = scratch->segment};
     sealed->compressor->attend(sealed->segment, &segment_args);
-    krn_attention_args_t args = {.rows = 1,
-                                 .q_heads = shape->q_heads,
-                                 .kv_heads = shape->kv_heads,
-                                 .dim = shape->head_dim,
-                                 .capacity = shape->block_tokens,
-                                 .scale = segment_args.scale,
-                                 .q = rows->q,
-                                 .positions = request->pass.slot->positions,
-                                 .pages = scratch->pages,
-                                 .page_count = count};
+    krn_attention_args_t args = gpw_page_attention(shape, 1, segment_args.scale, rows->q);
+    args.positions = request->pass.slot->positions;
+    args.pages = scratch->pages;
+    args.page_count = count;
     gpw_pages_attend(engine->options.ops, scratch->pool, &args, scratch->partials[1], &total);
     engine->options.ops->normalise(&total, shape->q_heads, shape->head_dim, rows->out);
 }

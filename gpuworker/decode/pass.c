@@ -151,18 +151,11 @@ void gpw_pass_attend_full(gpw_request_t *request, const gpw_pass_rows_t *rows)
     for (uint32_t b = 0; b < pages; b++) {
         rows->scratch->pages[b] = gpw_page(shape, gpw_pass_extent(request, b, rows->layer), b);
     }
-    krn_attention_args_t args = {
-        .rows = rows->rows,
-        .q_heads = shape->q_heads,
-        .kv_heads = shape->kv_heads,
-        .dim = shape->head_dim,
-        .capacity = shape->block_tokens,
-        .scale = 1.0f / sqrtf((float)shape->head_dim),
-        .q = rows->q,
-        .positions = pass->slot->positions + rows->row0,
-        .pages = rows->scratch->pages,
-        .page_count = pages,
-    };
+    krn_attention_args_t args =
+        gpw_page_attention(shape, rows->rows, 1.0f / sqrtf((float)shape->head_dim), rows->q);
+    args.positions = pass->slot->positions + rows->row0;
+    args.pages = rows->scratch->pages;
+    args.page_count = pages;
     float *lse = request->observer.rows ? rows->scratch->lse : NULL;
     krn_attention(engine->options.ops, rows->scratch->pool, &args, rows->out, lse,
                   rows->scratch->attention);

@@ -234,16 +234,12 @@ static void fold(gpw_request_t *request, float *out)
     }
     uint32_t layer = gpw_forward_next_layer(request->pass.slot->forward);
     krn_page_t *pages = engine->batch.scratch.pages;
-    const krn_attention_args_t args = {.rows = request->pass.rows,
-                                       .q_heads = shape->q_heads,
-                                       .kv_heads = shape->kv_heads,
-                                       .dim = shape->head_dim,
-                                       .capacity = shape->block_tokens,
-                                       .scale = 1.0f / sqrtf((float)shape->head_dim),
-                                       .q = (const float *)(const void *)(swap->ring + l.q),
-                                       .positions = request->pass.slot->positions,
-                                       .pages = pages,
-                                       .page_count = own_pages(request, layer, pages)};
+    krn_attention_args_t args =
+        gpw_page_attention(shape, request->pass.rows, 1.0f / sqrtf((float)shape->head_dim),
+                           (const float *)(const void *)(swap->ring + l.q));
+    args.positions = request->pass.slot->positions;
+    args.pages = pages;
+    args.page_count = own_pages(request, layer, pages);
     krn_fold_pages(&folded, engine->pool, &args);
     krn_fold_end(&folded, out, NULL);
 }

@@ -238,16 +238,11 @@ static void attend_pages(const gpw_segment_t *s, const gpw_segment_attend_t *arg
     for (uint32_t r = 0; r < args->rows; r++) {
         s->last_seen[r] = last;
     }
-    krn_attention_args_t attention = {.rows = args->rows,
-                                      .q_heads = s->shape.q_heads,
-                                      .kv_heads = s->shape.kv_heads,
-                                      .dim = s->shape.head_dim,
-                                      .capacity = s->shape.block_tokens,
-                                      .scale = args->scale,
-                                      .q = args->q,
-                                      .positions = s->last_seen,
-                                      .pages = s->list + first,
-                                      .page_count = end - first};
+    krn_attention_args_t attention =
+        gpw_page_attention(&s->shape, args->rows, args->scale, args->q);
+    attention.positions = s->last_seen;
+    attention.pages = s->list + first;
+    attention.page_count = end - first;
     gpw_pages_attend(s->ops, args->pool, &attention, args->scratch, args->out);
 }
 

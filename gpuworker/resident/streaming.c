@@ -128,16 +128,11 @@ void gpw_streaming_attend(const gpw_segment_t *s, const gpw_segment_attend_t *ar
         }
         s->pages[count++] = gpw_page(&s->shape, extent_at(s, args->layer, b), b);
     }
-    krn_attention_args_t attention = {.rows = args->rows,
-                                      .q_heads = s->shape.q_heads,
-                                      .kv_heads = s->shape.kv_heads,
-                                      .dim = s->shape.head_dim,
-                                      .capacity = s->shape.block_tokens,
-                                      .scale = args->scale,
-                                      .q = args->q,
-                                      .positions = s->positions,
-                                      .pages = s->pages,
-                                      .page_count = count};
+    krn_attention_args_t attention =
+        gpw_page_attention(&s->shape, args->rows, args->scale, args->q);
+    attention.positions = s->positions;
+    attention.pages = s->pages;
+    attention.page_count = count;
     krn_partials_clear(args->out, args->rows * s->shape.q_heads, s->shape.head_dim);
     gpw_pages_attend(s->ops, args->pool, &attention, args->scratch, args->out);
 }

@@ -195,4 +195,36 @@ static inline int run_tcp_only(void)
 
 #define NET_TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
+// Leaves the peer that it is connected to for another.
+static inline void client_turn_to(client_t *client, const char *address)
+{
+    as_net_close(client->conn);
+    assert_int_equal(as_net_connect(client->net, address, &client->conn), AS_OK);
+}
+
+// Runs the tests with all transports and, in another process, with TCP alone; or is the peer.
+static inline int net_main(int argc, char **argv, const char *name, const struct CMUnitTest *tests,
+                           size_t count)
+{
+    char tcp_name[64];
+    pattern(); // made before there are threads
+    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
+        return peer_main();
+    }
+    snprintf(tcp_name, sizeof(tcp_name), "%s tcp", name);
+    int failed = _cmocka_run_group_tests(tcp_only() ? tcp_name : name, tests, count, NULL, NULL);
+    return tcp_only() ? failed : failed + run_tcp_only();
+}
+
+#define NET_MAIN(argc, argv, name, tests)                                                          \
+    net_main(argc, argv, name, tests, sizeof(tests) / sizeof((tests)[0]))
+
+// Another net that listens, and closes what is lost.
+static inline void server_init(client_t *server, const client_t *client, const char *address)
+{
+    client_init(server, client->loop);
+    server->close_on_lost = true;
+    assert_int_equal(as_net_listen(server->net, address), AS_OK);
+}
+
 #endif

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <regex.h>
 #include <stdbool.h>
-#include <time.h>
 
 #include "capture.h"
 #include "common/log.h"
@@ -60,38 +59,87 @@ static unsigned count(const char *text, const char *what)
     return found;
 }
 
+static int64_t clock_ms;
+
+static int64_t injected_ms(void)
+{
+    return clock_ms;
+}
+
+static void say_again(unsigned times)
+{
+    for (unsigned i = 0; i < times; i++) {
+        AS_INFO("x", "flood %u", i);
+    }
+}
+
 static void a_line_that_comes_again_and_again_is_written_now_and_then(void **state)
 {
     (void)state;
     unsigned long infos = as_log_count(AS_LOG_INFO);
+    as_log_set_clock(injected_ms);
     capture_begin(&capture);
-    for (unsigned i = 0; i < 1000; i++) {
-        AS_INFO("x", "flood %u", i);
-    }
+    say_again(1000);
     AS_INFO("x", "another call");
+    clock_ms += 10000;
+    say_again(1000);
+    clock_ms += 499;
+    say_again(1);
+    clock_ms += 1;
+    say_again(1);
     const char *text = capture_end(&capture);
-    assert_in_range(count(text, "flood"), 200, 260); // more where this took seconds
+    as_log_set_clock(NULL);
+    assert_int_equal(count(text, "flood"), 100 + 20 + 1);
     assert_int_equal(count(text, "another call\n"), 1);
-    assert_int_equal(as_log_count(AS_LOG_INFO), infos + 1001);
+    assert_int_equal(as_log_count(AS_LOG_INFO), infos + 122);
 }
 
 static void what_was_left_out_is_counted_in_the_next_line(void **state)
 {
     (void)state;
-    const struct timespec pause = {0, 1000000};
-    const char *text = "";
+    as_log_set_clock(injected_ms);
     capture_begin(&capture);
-    for (unsigned i = 0; i < 300; i++) {
-        AS_WARN("x", "again");
+    say_again(103);
+    clock_ms += 1000;
+    say_again(2);
+    const char *text = capture_end(&capture);
+    as_log_set_clock(NULL);
+    assert_int_equal(count(text, "more like it"), 1);
+    assert_true(matches(text, "info x: flood 99\n[^\n]* info x: flood 0 \\(and 3 more like it\\)\n"
+                              "[^\n]* info x: flood 1\n$"));
+}
+
+static void a_long_line_leaves_room_for_how_many_were_left_out(void **state)
+{
+    (void)state;
+    static char word[4096];
+    memset(word, 'w', sizeof(word) - 1);
+    as_log_set_clock(injected_ms);
+    say_again(100);
+    capture_begin(&capture);
+    for (unsigned i = 0; i < 102; i++) {
+        clock_ms += i == 101 ? 500 : 0;
+        AS_INFO("x", "%s", i < 101 ? "" : word);
     }
-    for (unsigned i = 0; i < 1200; i++) { // until there is room for one more
-        nanosleep(&pause, NULL);
-        if (i % 100 == 99) {
-            AS_WARN("x", "again");
-        }
+    const char *text = capture_end(&capture);
+    as_log_set_clock(NULL);
+    assert_true(matches(text, "www\\.\\.\\. \\(and 1 more like it\\)\n$"));
+}
+
+static void what_is_told_once_in_a_while_says_how_often_it_was_not(void **state)
+{
+    (void)state;
+    as_log_due_t due = {0};
+    uint64_t untold = 99;
+    assert_true(as_log_is_due(&due, 0, 1000, &untold)); // at the very beginning of a clock, too
+    assert_int_equal(untold, 0);
+    for (uint64_t now_us = 1; now_us < 8; now_us++) {
+        assert_false(as_log_is_due(&due, now_us, 1000, &untold));
     }
-    text = capture_end(&capture);
-    assert_true(matches(text, "warn x: again \\(and [1-9][0-9]* more like it\\)\n"));
+    assert_true(as_log_is_due(&due, 1001, 1000, &untold));
+    assert_int_equal(untold, 7);
+    assert_false(as_log_is_due(&due, 2000, 1000, NULL));
+    assert_true(as_log_is_due(&due, 2001, 1000, NULL));
 }
 
 static void debug_is_off_by_default(void **state)
@@ -157,6 +205,8 @@ int main(void)
         cmocka_unit_test(lines_below_the_level_are_neither_written_nor_counted),
         cmocka_unit_test(a_line_that_comes_again_and_again_is_written_now_and_then),
         cmocka_unit_test(what_was_left_out_is_counted_in_the_next_line),
+        cmocka_unit_test(a_long_line_leaves_room_for_how_many_were_left_out),
+        cmocka_unit_test(what_is_told_once_in_a_while_says_how_often_it_was_not),
         cmocka_unit_test(debug_is_off_by_default),
         cmocka_unit_test(a_quoted_newline_cannot_forge_a_line),
         cmocka_unit_test(a_long_message_is_cut_and_says_so),

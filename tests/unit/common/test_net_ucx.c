@@ -261,8 +261,7 @@ static void connections_that_come_and_go_leave_nothing_behind(void **state)
     warm_up(client);
     unsigned before = 0;
     for (unsigned i = 0; i < 60; i++) {
-        as_net_close(client->conn);
-        assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+        client_turn_to(client, client->peer.address);
         warm_up(client);
         if (i == 9) { // pools have grown
             before = count_descriptors();
@@ -322,10 +321,6 @@ static void nets_on_several_threads_do_not_disturb_each_other(void **state)
 
 int main(int argc, char **argv)
 {
-    pattern(); // made before there are threads
-    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
-        return peer_main();
-    }
     const struct CMUnitTest tests[] = {
         NET_TEST(a_payload_of_any_size_comes_back_the_same),
         NET_TEST(a_thousand_small_messages_arrive_in_order),
@@ -343,7 +338,5 @@ int main(int argc, char **argv)
         NET_TEST(registered_memory_is_zero_and_page_aligned),
         NET_TEST(nets_on_several_threads_do_not_disturb_each_other),
     };
-    int failed =
-        cmocka_run_group_tests_name(tcp_only() ? "net_ucx tcp" : "net_ucx", tests, NULL, NULL);
-    return tcp_only() ? failed : failed + run_tcp_only();
+    return NET_MAIN(argc, argv, "net_ucx", tests);
 }

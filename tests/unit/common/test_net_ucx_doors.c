@@ -53,19 +53,15 @@ static void ports_of_ucx_let_in_hosts_of_peers_only(void **state)
     client_t *client = *state;
     struct sockaddr_storage door;
     client_t server;
-    client_init(&server, client->loop);
-    server.close_on_lost = true;
+    server_init(&server, client, "127.0.0.1:0");
     assert_true(door_of(server.net, &door) >= 0);
     assert_false(is_let_in(INADDR_LOOPBACK, &door));
-    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    client_turn_to(client, as_net_address(server.net));
     assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
     RUN_UNTIL(client, server.received == 1);
     assert_true(is_let_in(INADDR_LOOPBACK, &door));
     assert_false(is_let_in(INADDR_LOOPBACK + 1, &door));
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     RUN_UNTIL(client, server.lost == 1);
     for (unsigned i = 0; i < 100 && is_let_in(INADDR_LOOPBACK, &door); i++) {
         as_loop_run_once(client->loop, false);
@@ -88,19 +84,15 @@ static void a_peer_of_this_host_may_come_by_loopback(void **state)
         skip(); // a machine of loopback alone
     }
     client_t server;
-    client_init(&server, client->loop);
-    server.close_on_lost = true;
-    assert_int_equal(as_net_listen(server.net, "0.0.0.0:0"), AS_OK);
+    server_init(&server, client, "0.0.0.0:0");
     const uint8_t *host = hosts[i].s6_addr + 12;
     char text[32];
     snprintf(text, sizeof(text), "%u.%u.%u.%u%s", host[0], host[1], host[2], host[3],
              strrchr(as_net_address(server.net), ':'));
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, text, &client->conn), AS_OK);
+    client_turn_to(client, text);
     assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
     RUN_UNTIL(client, server.received == 1);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     RUN_UNTIL(client, server.lost == 1);
     warm_up(client);
     client_fini(&server, false);
@@ -123,12 +115,10 @@ static void what_ucx_cannot_connect_by_is_refused(void **state)
     assert_int_equal(guest.count, 0); // it could come to no port
     // Of a name's addresses the one that does.
     assert_int_equal(as_net_listen(server.net, "localhost:0"), AS_OK);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    client_turn_to(client, as_net_address(server.net));
     assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 0, 0}, NULL, 0), AS_OK);
     RUN_UNTIL(client, server.received == 1);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     RUN_UNTIL(client, server.lost == 1);
     warm_up(client);
     client_fini(&server, false);
@@ -309,17 +299,13 @@ static void who_shows_no_good_credential_is_let_in_nowhere(void **state)
     client_t *client = *state;
     struct sockaddr_storage door;
     client_t server;
-    client_init(&server, client->loop);
-    server.close_on_lost = true;
+    server_init(&server, client, "127.0.0.1:0");
     server.net->handlers.on_knock = knock_is_right;
     assert_true(door_of(server.net, &door) >= 0);
-    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
     static const char *const shown[] = {"", "bad!", "good"};
     for (unsigned i = 0; i < 3; i++) {
         as_net_set_credential(client->net, shown[i], strlen(shown[i]));
-        as_net_close(client->conn);
-        assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn),
-                         AS_OK);
+        client_turn_to(client, as_net_address(server.net));
         assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, NULL, 0), AS_OK);
         unsigned lost = client->lost;
         RUN_UNTIL(client, client->lost == lost + 1 || server.received == 1);
@@ -330,18 +316,13 @@ static void who_shows_no_good_credential_is_let_in_nowhere(void **state)
         }
     }
     as_net_set_credential(client->net, "", 0);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     warm_up(client);
     client_fini(&server, false);
 }
 
 int main(int argc, char **argv)
 {
-    pattern(); // made before there are threads
-    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
-        return peer_main();
-    }
     const struct CMUnitTest tests[] = {
         NET_TEST(ports_of_ucx_let_in_hosts_of_peers_only),
         NET_TEST(a_peer_of_this_host_may_come_by_loopback),
@@ -352,7 +333,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(hosts_of_ipv6_are_told_apart),
         NET_TEST(who_shows_no_good_credential_is_let_in_nowhere),
     };
-    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_doors tcp" : "net_ucx_doors",
-                                             tests, NULL, NULL);
-    return tcp_only() ? failed : failed + run_tcp_only();
+    return NET_MAIN(argc, argv, "net_ucx_doors", tests);
 }

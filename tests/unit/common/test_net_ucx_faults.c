@@ -182,8 +182,7 @@ static void a_connection_whose_peer_takes_no_messages_is_deaf(void **state)
     assert_int_equal(as_net_send(client->conn, &ask, sizeof(ask), NULL, 0, NULL, NULL),
                      AS_ERR_BUSY);
     assert_false(as_conn_is_deaf(client->conn)); // not by its messages
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     kill(client->peer.pid, SIGCONT);
     warm_up(client);
     kill(client->peer.pid, SIGSTOP);
@@ -264,8 +263,7 @@ static void a_client_that_goes_is_lost_to_the_server(void **state)
     client_init(&server, client->loop);
     assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
     assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_ERR_INVALID);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    client_turn_to(client, as_net_address(server.net));
     assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, 1, 0}, NULL, 0), AS_OK);
     RUN_UNTIL(client, server.received == 1);
     assert_int_equal(server.accepted, 1);
@@ -293,8 +291,7 @@ static void bytes_of_another_protocol_do_no_harm(void **state)
         close(fd);
     }
     warm_up(client);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     warm_up(client);
     assert_int_equal(client->lost, 0);
 }
@@ -382,10 +379,6 @@ static void sends_of_this_program_outlive_peers_that_are_gone(void **state)
 
 int main(int argc, char **argv)
 {
-    pattern(); // made before there are threads
-    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
-        return peer_main();
-    }
     const struct CMUnitTest tests[] = {
         NET_TEST(calls_beyond_the_limits_are_refused),
         NET_TEST(a_connection_to_a_closed_port_is_lost_as_unreachable),
@@ -405,7 +398,5 @@ int main(int argc, char **argv)
         cmocka_unit_test(sends_of_this_program_outlive_peers_that_are_gone),
         NET_TEST(every_failed_allocation_is_an_error_and_leaves_nothing_behind),
     };
-    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_faults tcp" : "net_ucx_faults",
-                                             tests, NULL, NULL);
-    return tcp_only() ? failed : failed + run_tcp_only();
+    return NET_MAIN(argc, argv, "net_ucx_faults", tests);
 }

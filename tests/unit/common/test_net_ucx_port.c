@@ -208,8 +208,7 @@ static void strangers_who_say_nothing_do_not_keep_peers_out(void **state)
         fds[i] = knock(client);
         assert_int_equal(send(fds[i], "A", 1, MSG_NOSIGNAL), 1);
     }
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     uint64_t before_us = as_loop_now_us(client->loop);
     warm_up(client);
     assert_true(as_loop_now_us(client->loop) - before_us < 3000000);
@@ -251,9 +250,8 @@ static void a_crowd_of_strangers_does_not_fill_the_log(void **state)
 {
     client_t *client = *state;
     client_t server;
-    client_init(&server, client->loop);
-    server.close_on_lost = true;
-    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    server_init(&server, client, "127.0.0.1:0");
+    as_log_set_clock(NULL); // what other tests have said is forgotten
     unsigned long before = as_log_count(AS_LOG_WARN);
     uint64_t begun_us = as_loop_now_us(client->loop);
     char byte;
@@ -279,8 +277,7 @@ static void a_connection_that_comes_too_late_is_refused(void **state)
     client_init(&server, NULL);
     const ucx_net_t *net = (ucx_net_t *)server.net;
     assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn), AS_OK);
+    client_turn_to(client, as_net_address(server.net));
     while (ucx_list_is_empty(&net->half_open) || !net->doors.refs[0]) { // until it is answered
         as_loop_run_once(client->loop, false);
         as_loop_run_once(server.loop, false);
@@ -296,8 +293,7 @@ static void a_connection_that_comes_too_late_is_refused(void **state)
         as_loop_run_once(server.loop, false);
     }
     assert_int_equal(client->lost_status, AS_ERR_UNREACHABLE);
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     warm_up(client);
     client_fini(&server, true);
 }
@@ -313,8 +309,7 @@ static void answer_with(client_t *client, const void *bytes, size_t count)
     assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &address_bytes), 0);
     char text[32];
     snprintf(text, sizeof(text), "127.0.0.1:%u", ntohs(address.sin_port));
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, text, &client->conn), AS_OK);
+    client_turn_to(client, text);
     int fd = accept(listener, NULL, NULL);
     assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
     shutdown(fd, SHUT_WR);
@@ -345,8 +340,7 @@ static void a_listener_of_another_kind_is_no_peer(void **state)
     bytes[4] = UCX_HELLO_VERSION + 1;
     answer_with(client, bytes, count);
     assert_int_equal(client->lost_status, AS_ERR_PROTOCOL); // it was reached
-    as_net_close(client->conn);
-    assert_int_equal(as_net_connect(client->net, client->peer.address, &client->conn), AS_OK);
+    client_turn_to(client, client->peer.address);
     warm_up(client);
 }
 
@@ -405,14 +399,10 @@ static void a_listening_peer_keeps_nothing_of_connections_that_ended(void **stat
 {
     client_t *client = *state;
     client_t server;
-    client_init(&server, client->loop);
-    server.close_on_lost = true;
-    assert_int_equal(as_net_listen(server.net, "127.0.0.1:0"), AS_OK);
+    server_init(&server, client, "127.0.0.1:0");
     int highest[2] = {0, 0}; // while pools grow, and then
     for (unsigned i = 0; i < 60; i++) {
-        as_net_close(client->conn);
-        assert_int_equal(as_net_connect(client->net, as_net_address(server.net), &client->conn),
-                         AS_OK);
+        client_turn_to(client, as_net_address(server.net));
         assert_int_equal(client_ask(client, (ask_t){ASK_SILENCE, i, 0}, NULL, 0), AS_OK);
         RUN_UNTIL(client, server.received == i + 1 && server.lost == i);
         int fd = open("/dev/null", O_RDONLY); // the lowest free
@@ -425,10 +415,6 @@ static void a_listening_peer_keeps_nothing_of_connections_that_ended(void **stat
 
 int main(int argc, char **argv)
 {
-    pattern(); // made before there are threads
-    if (argc > 1 && strcmp(argv[1], "peer") == 0) {
-        return peer_main();
-    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hello_is_read_as_it_was_written),
         cmocka_unit_test(no_flipped_bit_of_a_hello_goes_unseen),
@@ -445,7 +431,5 @@ int main(int argc, char **argv)
         NET_TEST(connections_given_up_half_way_do_not_confuse_later_ones),
         NET_TEST(a_listening_peer_keeps_nothing_of_connections_that_ended),
     };
-    int failed = cmocka_run_group_tests_name(tcp_only() ? "net_ucx_port tcp" : "net_ucx_port",
-                                             tests, NULL, NULL);
-    return tcp_only() ? failed : failed + run_tcp_only();
+    return NET_MAIN(argc, argv, "net_ucx_port", tests);
 }

@@ -15,22 +15,6 @@
 // rotation or scale is off by more than 0.1.
 #define LOGIT_ERROR_MAX 2e-3
 
-static gpw_model_t *load(const tiny_t *tiny, krn_weight_type_t weights)
-{
-    builder_t builder = tiny_build(tiny);
-    char path[64], error[256] = "";
-    builder_finish(&builder);
-    builder_save(&builder, path);
-    builder_free(&builder);
-    gpw_model_t *model = NULL;
-    gpw_model_options_t options = {.path = path, .weights = weights};
-    if (gpw_model_load(&options, error, sizeof(error), &model) != AS_OK) {
-        fail_msg("%s: %s", tiny->name, error);
-    }
-    unlink(path);
-    return model;
-}
-
 static void make_tokens(int32_t *tokens, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -44,7 +28,7 @@ static float *compute(const tiny_t *tiny, const krn_ops_t *ops, krn_weight_type_
 {
     int32_t tokens[TOKENS];
     make_tokens(tokens, TOKENS);
-    gpw_model_t *model = load(tiny, weights);
+    gpw_model_t *model = tiny_open(tiny, weights);
     fixture_t fixture = fixture_open(model, ops, 2, TOKENS, TOKENS);
     float *logits = malloc(TOKENS * TINY_VOCAB * sizeof(float));
     fixture_prefill(&fixture, tokens, 0, TOKENS, chunk, logits);
@@ -127,7 +111,7 @@ static void a_pass_larger_than_a_chunk_equals_passes_of_one(void **state)
     enum { COUNT = GPW_FORWARD_STEP_ROWS + 44 };
     static int32_t tokens[COUNT];
     make_tokens(tokens, COUNT);
-    gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    gpw_model_t *model = tiny_open(&tiny_default, KRN_WEIGHT_F16);
     float *whole = malloc((size_t)COUNT * TINY_VOCAB * sizeof(float));
     float *single = malloc((size_t)COUNT * TINY_VOCAB * sizeof(float));
     fixture_t large = fixture_open(model, krn_cpu(), 2, COUNT, COUNT);
@@ -170,7 +154,7 @@ static void attend_to_nothing(void *ctx, uint32_t layer, uint32_t row0, uint32_t
 static void a_layer_in_two_halves_gives_the_same_bits(void **state)
 {
     (void)state;
-    gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    gpw_model_t *model = tiny_open(&tiny_default, KRN_WEIGHT_F16);
     float *whole = compute(&tiny_default, krn_cpu(), KRN_WEIGHT_F16, TOKENS);
     float *parts = malloc(TOKENS * TINY_VOCAB * sizeof(float));
     int32_t tokens[TOKENS], positions[TOKENS];
@@ -224,7 +208,7 @@ static void an_abandoned_pass_leaves_no_trace(void **state)
     for (uint32_t i = 0; i < TOKENS; i++) {
         positions[i] = (int32_t)i;
     }
-    gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    gpw_model_t *model = tiny_open(&tiny_default, KRN_WEIGHT_F16);
     fixture_t fixture = fixture_open(model, krn_cpu(), 1, TOKENS, TOKENS);
     fixture_pass(&fixture, tokens, positions, TOKENS);
     gpw_forward_row_t last = {fixture.forward, TOKENS - 1};
@@ -244,7 +228,7 @@ static void an_abandoned_pass_leaves_no_trace(void **state)
 static void says_so_when_memory_runs_out(void **state)
 {
     (void)state;
-    gpw_model_t *model = load(&tiny_default, KRN_WEIGHT_F16);
+    gpw_model_t *model = tiny_open(&tiny_default, KRN_WEIGHT_F16);
     gpw_workspace_t *workspace = NULL;
     gpw_forward_t *forward = NULL;
     assert_int_equal(gpw_workspace_alloc(model, krn_cpu(), NULL, 0, &workspace), AS_ERR_INVALID);

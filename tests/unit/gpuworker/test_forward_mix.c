@@ -35,20 +35,6 @@ static uint32_t draw(mix_t *mix, uint32_t below)
     return (uint32_t)(tiny_mix(mix->random) >> 33) % below;
 }
 
-static gpw_model_t *load(void)
-{
-    builder_t builder = tiny_build(&tiny_default);
-    char path[64], error[256] = "";
-    builder_finish(&builder);
-    builder_save(&builder, path);
-    builder_free(&builder);
-    gpw_model_t *model = NULL;
-    gpw_model_options_t options = {.path = path};
-    assert_int_equal(gpw_model_load(&options, error, sizeof(error), &model), AS_OK);
-    unlink(path);
-    return model;
-}
-
 static void open_session(mix_t *mix, session_t *session, uint64_t number)
 {
     for (uint32_t i = 0; i < TOKENS; i++) {
@@ -196,7 +182,7 @@ static void the_bits_do_not_depend_on_whose_rows_share_a_step(void **state)
 {
     (void)state;
     static mix_t mix;
-    mix = (mix_t){.model = load(), .random = SEED};
+    mix = (mix_t){.model = tiny_open(&tiny_default, KRN_WEIGHT_F16), .random = SEED};
     print_message("seed %u\n", (unsigned)SEED);
     for (uint32_t round = 0; round < ROUNDS; round++) {
         assert_int_equal(krn_pool_alloc(1 + round % 2, &mix.pool), AS_OK);

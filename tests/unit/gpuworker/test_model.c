@@ -209,11 +209,8 @@ static void a_file_cut_short_is_refused(void **state)
 static void every_failed_allocation_is_reported(void **state)
 {
     (void)state;
-    builder_t builder = tiny_build(&tiny_default);
     char path[64];
-    builder_finish(&builder);
-    builder_save(&builder, path);
-    builder_free(&builder);
+    tiny_save(&tiny_default, path);
     bool finished = false;
     for (uint64_t nth = 1; !finished; nth++) {
         char error[256] = "";

@@ -4,8 +4,10 @@
 #define TINY_MODEL_H
 
 #include <stdbool.h>
+#include <unistd.h>
 
 #include "gguf_builder.h"
+#include "gpuworker/model/model.h"
 
 #define TINY_VOCAB   288u
 #define TINY_CONTEXT 512u
@@ -149,6 +151,29 @@ static inline builder_t tiny_build(const tiny_t *tiny)
     builder_vocab(&builder, "gpt-2", TINY_VOCAB, NULL, 0);
     tiny_tensors(&builder, tiny);
     return builder;
+}
+
+// Writes the model's file; it is the caller's to unlink.
+static inline void tiny_save(const tiny_t *tiny, char path[64])
+{
+    builder_t builder = tiny_build(tiny);
+    builder_finish(&builder);
+    builder_save(&builder, path);
+    builder_free(&builder);
+}
+
+static inline gpw_model_t *tiny_open(const tiny_t *tiny, krn_weight_type_t weights)
+{
+    char path[64], error[256] = "";
+    gpw_model_t *model = NULL;
+    gpw_model_options_t options = {.path = path, .weights = weights};
+    tiny_save(tiny, path);
+    as_status_t status = gpw_model_load(&options, error, sizeof(error), &model);
+    unlink(path);
+    if (status != AS_OK) {
+        fail_msg("cannot load the tiny model %s: %s", tiny->name, error);
+    }
+    return model;
 }
 
 #endif

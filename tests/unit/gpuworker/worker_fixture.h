@@ -47,18 +47,7 @@ static inline gpw_model_t *tiny_load(uint32_t layers)
 {
     tiny_t tiny = tiny_default;
     tiny.layers = layers;
-    builder_t builder = tiny_build(&tiny);
-    char path[64], error[256] = "";
-    builder_finish(&builder);
-    builder_save(&builder, path);
-    builder_free(&builder);
-    gpw_model_t *model = NULL;
-    gpw_model_options_t options = {.path = path};
-    as_status_t status = gpw_model_load(&options, error, sizeof(error), &model);
-    unlink(path);
-    if (status != AS_OK) {
-        fail_msg("cannot load the tiny model: %s", error);
-    }
+    gpw_model_t *model = tiny_open(&tiny, KRN_WEIGHT_F16);
     tiny_sharpen(model);
     return model;
 }

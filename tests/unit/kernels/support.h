@@ -109,4 +109,15 @@ static inline size_t implementations(const krn_ops_t *list[3])
     return count;
 }
 
+// Of an attention, with bytes that are no numbers.
+static inline void *scratch_for(const krn_attention_args_t *args)
+{
+    size_t bytes = krn_attention_scratch_bytes(args->rows, args->q_heads, args->dim);
+    void *scratch = as_mem_alloc(bytes);
+
+    assert_non_null(scratch);
+    memset(scratch, 0xee, bytes);
+    return scratch;
+}
+
 #endif

@@ -4,24 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "tests/unit/kernels/support.h"
-
-static krn_pool_t *pools[3]; // 1, 2 and 3 threads
-
-static int pools_setup(void **state)
-{
-    for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(krn_pool_alloc(i + 1, &pools[i]), AS_OK);
-    return seed_setup(state);
-}
-
-static int pools_teardown(void **state)
-{
-    (void)state;
-    for (uint32_t i = 0; i < 3; i++)
-        krn_pool_free(pools[i]);
-    return 0;
-}
+#include "tests/unit/kernels/pools.h"
 
 // A random problem that owns its memory.
 typedef struct problem {
@@ -83,11 +66,8 @@ static size_t out_floats(const krn_attention_args_t *args)
 static void attend(const krn_ops_t *ops, krn_pool_t *pool, const krn_attention_args_t *args,
                    float *out, float *lse)
 {
-    size_t bytes = krn_attention_scratch_bytes(args->rows, args->q_heads, args->dim);
-    void *scratch = as_mem_alloc(bytes);
+    void *scratch = scratch_for(args);
 
-    assert_non_null(scratch);
-    memset(scratch, 0xee, bytes);
     krn_attention(ops, pool, args, out, lse, scratch);
     as_mem_free(scratch);
 }

@@ -5,24 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-#include "tests/unit/kernels/support.h"
-
-static krn_pool_t *pools[3]; // 1, 2 and 3 threads
-
-static int pools_setup(void **state)
-{
-    for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(krn_pool_alloc(i + 1, &pools[i]), AS_OK);
-    return seed_setup(state);
-}
-
-static int pools_teardown(void **state)
-{
-    (void)state;
-    for (uint32_t i = 0; i < 3; i++)
-        krn_pool_free(pools[i]);
-    return 0;
-}
+#include "tests/unit/kernels/pools.h"
 
 typedef struct problem {
     krn_attention_args_t args;
@@ -77,16 +60,6 @@ static void problem_free(problem_t *p)
 static const krn_ops_t *any_ops(const problem_t *p)
 {
     return p->list[random_below((uint32_t)p->list_count)];
-}
-
-static void *scratch_for(const krn_attention_args_t *args)
-{
-    size_t bytes = krn_attention_scratch_bytes(args->rows, args->q_heads, args->dim);
-    void *scratch = as_mem_alloc(bytes);
-
-    assert_non_null(scratch);
-    memset(scratch, 0xee, bytes);
-    return scratch;
 }
 
 // One piece elsewhere: all that goes there are queries, all that comes back are partials. The pages

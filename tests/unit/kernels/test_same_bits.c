@@ -2,24 +2,7 @@
 // Every operation of every implementation that this processor runs gives the bits of reference.c,
 // over random shapes that reach every branch: short rows and panels, every tile height, k around
 // the blocking, one and more threads.
-#include "tests/unit/kernels/support.h"
-
-static krn_pool_t *pools[3]; // 1, 2 and 3 threads
-
-static int pools_setup(void **state)
-{
-    for (uint32_t i = 0; i < 3; i++)
-        assert_int_equal(krn_pool_alloc(i + 1, &pools[i]), AS_OK);
-    return seed_setup(state);
-}
-
-static int pools_teardown(void **state)
-{
-    (void)state;
-    for (uint32_t i = 0; i < 3; i++)
-        krn_pool_free(pools[i]);
-    return 0;
-}
+#include "tests/unit/kernels/pools.h"
 
 static krn_weight_t random_weight(krn_weight_type_t type, uint32_t n, uint32_t k)
 {
