@@ -9,9 +9,11 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "client/client.h"
@@ -32,6 +34,7 @@ typedef struct world {
     as_loop_t *loop;
     as_sim_t *sim; // NULL: UCX
     kvs_store_t *stores[WORLD_STORES_MAX];
+    char addresses[WORLD_STORES_MAX][32];   // that they have, or had
     as_net_t *store_nets[WORLD_STORES_MAX]; // the simulation's, for its faults
     as_net_t *peer_nets[WORLD_STORES_MAX];  // on which stores connect to others; NULL: they did not
     as_net_t *client_net;
@@ -131,6 +134,25 @@ static inline void world_tell_stores(world_t *world)
     assay_client_set_stores(world->client, stores, count);
 }
 
+// Listens at the port of an address of loopback, so that nobody else is given it. -1: there was none, or it is not free.
+static inline int world_port_hold(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    const int yes = 1;
+    const struct sockaddr_in at = {.sin_family = AF_INET,
+                                   .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+                                   .sin_port = htons((uint16_t)(colon ? atoi(colon + 1) : 0))};
+    int fd = colon ? socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) : -1;
+    if (fd >= 0 &&
+        (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
+         bind(fd, (const struct sockaddr *)&at, sizeof(at)) != 0 || listen(fd, 1) != 0)) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+// One that is started again gets another address: at the one it had, clients that saw it go refuse it for a while.
 static inline as_status_t world_store_start(world_t *world, uint32_t i,
                                             const kvs_store_options_t *from)
 {
@@ -149,7 +171,16 @@ static inline as_status_t world_store_start(world_t *world, uint32_t i,
     options.peer_net_ctx = &peer[i];
     options.data_address = address;
     options.instance_id[0] = (uint8_t)(i + 1);
-    return kvs_store_alloc(&options, &world->stores[i]);
+    int held = world->sim ? -1 : world_port_hold(world->addresses[i]);
+    as_status_t status = kvs_store_alloc(&options, &world->stores[i]);
+    if (held >= 0) {
+        close(held);
+    }
+    if (status == AS_OK) {
+        snprintf(world->addresses[i], sizeof(world->addresses[i]), "%s",
+                 kvs_store_address(world->stores[i]));
+    }
+    return status;
 }
 
 // The chain of the puts and fetches that follow: the same tokens, in this namespace.
