@@ -67,7 +67,7 @@ typedef struct gpw_request {
     gpw_request_params_t params; // its pointers are not used after submit
     as_key_t namespace_key;
     const gpw_compressor_t *compressor; // NULL: nothing is sealed
-    bool keep_full;                     // the full cache stays in worker memory: plain decoding
+    bool keep_full; // the full cache stays in worker memory: plain decoding, nothing is brought
     bool verify;
     gpw_horizon_t horizon;
     uint64_t submitted_us, deadline_us, step_us, first_us;

@@ -187,8 +187,8 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->engine = worker->engine;
     r->params = *p;
     r->compressor = horizon > 0 ? compressor : NULL;
-    r->keep_full = !r->compressor;
-    r->verify = p->verify == GPW_VERIFY_FULL;
+    r->keep_full = !r->compressor && !o->swap_full_cache;
+    r->verify = p->verify == GPW_VERIFY_FULL || !r->compressor; // without one every token is exact
     gpw_horizon_init(&r->horizon, horizon, horizon, !p->horizon_set);
     r->submitted_us = now_us;
     r->deadline_us = now_us + (p->deadline_us ? p->deadline_us : o->request_deadline_us);

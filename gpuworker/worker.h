@@ -110,6 +110,8 @@ typedef struct gpw_worker_options {
     uint32_t horizon;       // default
     uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     gpw_push_down_t push_down;
+    bool
+        swap_full_cache; // of sessions without a compressor: what stores hold is brought for each token, not kept
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;

@@ -22,8 +22,7 @@ static bool wants_put(const gpw_request_t *request, uint32_t b)
 static uint32_t exact_blocks(const gpw_request_t *request)
 {
     uint32_t tokens = request->blocks.tokens;
-    bool exact = request->verify || request->keep_full;
-    if (!exact && tokens > request->exact_tokens) {
+    if (!request->verify && tokens > request->exact_tokens) {
         tokens = request->exact_tokens;
     }
     return tokens / request->blocks.shape.block_tokens;

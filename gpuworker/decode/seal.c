@@ -20,8 +20,7 @@ static void seal_block(gpw_request_t *request, uint32_t block)
 static void mark_lossy(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
-    bool keep = request->verify || request->keep_full;
-    for (uint32_t b = blocks->stored; !keep && b < gpw_blocks_full(blocks); b++) {
+    for (uint32_t b = blocks->stored; !request->verify && b < gpw_blocks_full(blocks); b++) {
         bool exact = (b + 1) * blocks->shape.block_tokens <= request->exact_tokens;
         blocks->block[b].lossy = !exact || !gpw_link_has_client(request->engine->link);
     }
@@ -62,7 +61,8 @@ gpw_turn_t gpw_seal_turn(gpw_request_t *request)
     share_blocks(request);
     mark_lossy(request);
     if (!request->keep_full) {
-        uint32_t dropped = gpw_blocks_drop(blocks, sealed->blocks);
+        uint32_t limit = sealed->segment ? sealed->blocks : gpw_blocks_full(blocks);
+        uint32_t dropped = gpw_blocks_drop(blocks, limit);
         gpw_budget_shrink(&request->budget, dropped * (uint64_t)as_block_bytes(&blocks->shape));
         if (dropped) {
             gpw_engine_freed(request->engine);

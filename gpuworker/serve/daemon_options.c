@@ -81,6 +81,10 @@ static const as_option_t table[] = {
     {.name = "block-tokens", .type = AS_OPTION_INT, .value = &config.block_tokens,
      .fallback = "64", .metavar = "TOKENS",
      .help = "tokens of one block; the same in the whole cluster", .min = 16, .max = 256},
+    {.name = "full-cache", .type = AS_OPTION_STRING, .value = &config.full_cache,
+     .fallback = "keep", .metavar = "keep|swap",
+     .help = "sessions without a compressor keep their full cache in this worker's memory, or bring "
+             "what stores hold of it again for every token (slow; for comparison)"},
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
@@ -137,6 +141,9 @@ static int check(void)
 {
     if (strcmp(config.weights, "f16") != 0 && strcmp(config.weights, "f32") != 0) {
         return refuse("weights", config.weights, "f16 or f32");
+    }
+    if (strcmp(config.full_cache, "keep") != 0 && strcmp(config.full_cache, "swap") != 0) {
+        return refuse("full-cache", config.full_cache, "keep or swap");
     }
     if (!gpw_push_down_find(config.push_down, &config.push_down_mode)) {
         return refuse("push-down", config.push_down, "off, on or auto");

@@ -49,8 +49,9 @@ typedef struct world_options {
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store
     gpw_push_down_t push_down;
-    bool no_attend; // stores compute no attention
-    bool weigh;     // workers compute a stored prefix where that is faster
+    bool swap_full_cache; // of sessions without a compressor
+    bool no_attend;       // stores compute no attention
+    bool weigh;           // workers compute a stored prefix where that is faster
 } world_options_t;
 
 typedef struct world {

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Swaps of the full cache: what they bring and when, with the bits of full-cache decoding all the same.
+#include "../unit/gpuworker/worker_fixture.h"
+#include "common/log.h"
+#include "gpuworker/worker_internal.h"
+#include "world.h"
+
+enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 40 };
+
+static gpw_model_t *model;
+static int32_t prompt[PROMPT];
+static answer_t expected;
+
+static int begin_all(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    model = tiny_load(3);
+    prompt_make(prompt, PROMPT, 0, 5);
+    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
+    gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
+    answer_submit(rig.worker, &params, &expected);
+    rig_run(&rig);
+    assert_int_equal(expected.status, AS_OK);
+    rig_close(&rig);
+    return 0;
+}
+
+static int end_all(void **state)
+{
+    (void)state;
+    gpw_model_free(model);
+    return 0;
+}
+
+static world_options_t usual(void)
+{
+    return (world_options_t){.model = model,
+                             .seed = 3,
+                             .stores = 1,
+                             .workers = 1,
+                             .block_tokens = BLOCK_TOKENS,
+                             .cache_bytes_max = 16u << 20,
+                             .ram_bytes = 8u << 20};
+}
+
+static void run_to_end(world_t *world, const answer_t *answers, uint32_t count)
+{
+    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
+    for (uint32_t i = 0; i < count; i++) {
+        while (!answers[i].finished && as_loop_now_us(world->loop) < until_us) {
+            as_loop_run_once(world->loop, true);
+        }
+        assert_true(answers[i].finished);
+        assert_int_equal(answers[i].status, AS_OK);
+        answer_compare(&answers[i], &expected, "swapped");
+    }
+}
+
+static void check_nothing_is_held(world_t *world)
+{
+    world_run(world, 3000000);
+    const gpw_engine_t *engine = world->workers[0].worker->engine;
+    kvs_stat_t stat;
+    assert_true(gpw_worker_idle(world->workers[0].worker));
+    assert_int_equal(engine->device.reserved_bytes, 0);
+    kvs_store_stat(world->stores[0].store, &stat);
+    assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
+}
+
+static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **state)
+{
+    (void)state;
+    static answer_t first, again;
+    world_t world;
+    world_options_t options = usual();
+    options.swap_full_cache = true;
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
+    answer_submit(world.workers[0].worker, &params, &first);
+    run_to_end(&world, &first, 1);
+    world_run(&world, 500000);
+    answer_submit(world.workers[0].worker, &params, &again);
+    run_to_end(&world, &again, 1);
+    uint64_t prefix = (uint64_t)again.usage.cached_tokens / BLOCK_TOKENS *
+                      as_block_bytes(&world.workers[0].worker->engine->shape);
+    assert_true(prefix > 0);
+    assert_true(again.usage.swapped_bytes >= (MAX_TOKENS - 1) * prefix);
+    assert_int_equal(again.usage.drafted_tokens, 0);
+    assert_true(again.usage.resident_bytes < prefix);
+    check_nothing_is_held(&world);
+    world_close(&world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
+    };
+    return cmocka_run_group_tests(tests, begin_all, end_all);
+}
