@@ -173,6 +173,7 @@ static void on_alarm(void *ctx)
         wake_for(engine, r->swap_retry_us, now_us);
         wake_for(engine, r->publish_retry_us, now_us);
     }
+    gpw_streams_next(engine);
 }
 
 // ---- What is shared ----------------------------------------------------------------------------
@@ -293,6 +294,7 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     engine->alarm_us = UINT64_MAX;
     engine->device =
         (gpw_device_t){.ops = gpw_device_host(), .bytes_max = options->cache_bytes_max};
+    gpw_streams_init(engine);
     engine->tick_task = (as_task_t){.fn = tick, .ctx = engine};
     as_status_t status = gpw_shared_alloc(&engine->device, &engine->shared);
     if (status == AS_OK) {
@@ -328,12 +330,10 @@ static void free_requests(gpw_engine_t *engine)
         gpw_request_t *request = engine->first;
         engine->first = request->next;
         // The transfers are over, or die with the link: nobody reads this memory any more.
-        request->swap.transfer = NULL;
         for (uint32_t b = 0; request->cached && b < request->blocks.count; b++) {
             request->blocks.block[b].publishing = false;
         }
         gpw_request_close_cache(request);
-        gpw_swap_free_ring(request);
         gpw_budget_end(&request->budget);
         gpw_request_unpost(request);
         gpw_request_free(request);
@@ -352,6 +352,7 @@ void gpw_engine_free(gpw_engine_t *engine)
         return;
     }
     free_requests(engine);
+    gpw_streams_fini(engine);
     as_loop_unpost(engine->loop, &engine->tick_task);
     gpw_shared_free(engine->shared);
     AS_ASSERT(engine->device.reserved_bytes == 0);

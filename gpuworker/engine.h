@@ -11,6 +11,7 @@
 
 #include "gpuworker/decode/batch.h"
 #include "gpuworker/decode/pushdown.h"
+#include "gpuworker/decode/stream.h"
 #include "gpuworker/metrics.h"
 #include "gpuworker/resident/pages.h"
 #include "gpuworker/resident/shared.h"
@@ -29,6 +30,7 @@ typedef struct gpw_engine {
     gpw_shared_t *shared;
     gpw_batch_t batch;
     gpw_push_rates_t push;
+    gpw_streams_t streams;
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
     gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
     void *observe_scratch; // gpw_segment_observe_bytes of the longest context

@@ -87,8 +87,7 @@ uint64_t gpw_request_ring_bytes(const gpw_request_t *request)
     if (!gpw_link_has_client(engine->link)) {
         return 0;
     }
-    uint64_t blocks = segment_options(request).blocks_max;
-    uint64_t ring = blocks * as_extent_bytes(&engine->shape) * engine->options.swap_ring_layers;
+    uint64_t ring = gpw_swap_ring_bytes(engine, segment_options(request).blocks_max);
     uint64_t others = cache_bytes_max(request), limit = engine->options.cache_bytes_max;
     return gpw_push_ring(request, ring, limit > others ? limit - others : 0);
 }
@@ -149,7 +148,6 @@ void gpw_request_close_cache(gpw_request_t *request)
 void gpw_request_release(gpw_request_t *request)
 {
     gpw_request_close_cache(request);
-    gpw_swap_free_ring(request);
     gpw_budget_end(&request->budget);
     gpw_engine_freed(request->engine);
 }
@@ -160,7 +158,7 @@ bool gpw_request_moving(gpw_request_t *request)
         gpw_transfer_retire(request->route);
         request->route = NULL;
     }
-    return request->route || request->swap.transfer || request->puts_used > 0;
+    return request->route || request->puts_used > 0;
 }
 
 void gpw_request_unpost(gpw_request_t *request)
@@ -206,6 +204,21 @@ static gpw_turn_t stand_in_line(gpw_request_t *request)
     return GPW_TURN_WAIT;
 }
 
+// The session's own memory, and a ring for its swaps where that of others does not do.
+static bool reserve(gpw_request_t *request)
+{
+    uint64_t ring_bytes = gpw_request_ring_bytes(request);
+    if (!gpw_budget_reserve(&request->budget, cache_bytes_max(request))) {
+        return false;
+    }
+    if (!gpw_streams_admit(request->engine, ring_bytes)) {
+        gpw_budget_end(&request->budget);
+        return false;
+    }
+    request->ring_bytes = ring_bytes;
+    return true;
+}
+
 gpw_turn_t gpw_admit_turn(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
@@ -218,7 +231,7 @@ gpw_turn_t gpw_admit_turn(gpw_request_t *request)
     if (!is_first_in_line(request) || engine->sessions == engine->options.sessions_max) {
         return stand_in_line(request);
     }
-    if (!gpw_budget_reserve(&request->budget, gpw_request_bytes_max(request))) {
+    if (!reserve(request)) {
         gpw_engine_hurry_lingerers(engine);
         return stand_in_line(request);
     }
@@ -258,6 +271,7 @@ static void give_up_session(gpw_request_t *request)
     if (request->holds_session) {
         request->holds_session = false;
         engine->sessions--;
+        gpw_streams_settle(engine);
     }
     request->passing = false;
     request->computing = false;
@@ -293,7 +307,6 @@ static void account(gpw_request_t *request)
     uint64_t held = request->blocks.count - request->blocks.stored;
     request->usage.resident_bytes =
         held * as_block_bytes(shape) + request->sealed.bytes + request->sealed.shared_bytes +
-        request->swap.ring_bytes +
         (request->compressor ? gpw_tail_bytes(shape, request->horizon.max) : 0);
     request->usage.full_bytes =
         (uint64_t)request->blocks.tokens * (as_block_bytes(shape) / shape->block_tokens);
@@ -309,9 +322,6 @@ gpw_turn_t gpw_request_finish(gpw_request_t *request, gpw_finish_t finish, as_st
     give_up_session(request);
     if (request->cached) {
         close_resident(request);
-        if (!request->swap.transfer) {
-            gpw_swap_free_ring(request);
-        }
         // Nothing is allocated any more.
         gpw_budget_shrink(&request->budget,
                           request->budget.reserved_bytes - request->budget.used_bytes);

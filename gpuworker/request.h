@@ -20,6 +20,7 @@
 #include "gpuworker/decode/horizon.h"
 #include "gpuworker/decode/observe.h"
 #include "gpuworker/decode/pass.h"
+#include "gpuworker/decode/round.h"
 #include "gpuworker/decode/swap.h"
 #include "gpuworker/link.h"
 #include "gpuworker/resident/blocks.h"
@@ -99,6 +100,7 @@ typedef struct gpw_request {
     bool passing;  // a pass is in progress
     bool drafting; // provisional pages are in use
     gpw_swap_t swap;
+    uint64_t ring_bytes; // the most that its swaps' ring needs
     uint64_t swap_retry_us;
     bool push_failed;       // the present verification, which is then one by swap
     uint32_t swap_failures; // since the last verified token
@@ -106,8 +108,8 @@ typedef struct gpw_request {
     uint32_t hit_limit;    // prefix blocks that may still be tried to fetch
     uint32_t exact_tokens; // tokens whose K and V are exact although nothing is verified
     uint32_t restarts;
-    uint64_t draft_us, verify_us; // of the present round
-    uint32_t accepted_before;     // usage.accepted_tokens at its verification's begin
+    gpw_round_t round;
+    uint32_t accepted_before; // usage.accepted_tokens at its verification's begin
 
     gpw_transfer_t *route;
     gpw_put_t puts[GPW_PUTS_MAX];
@@ -147,6 +149,7 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request);
 gpw_turn_t gpw_prefill_turn(gpw_request_t *request);
 gpw_turn_t gpw_seal_turn(gpw_request_t *request);
 gpw_turn_t gpw_draft_turn(gpw_request_t *request);
+void gpw_draft_start_swap(gpw_request_t *request); // its turn on the link has come
 gpw_turn_t gpw_swap_turn(gpw_request_t *request);
 gpw_turn_t gpw_verify_turn(gpw_request_t *request);
 gpw_turn_t gpw_recompute_turn(gpw_request_t *request);
@@ -175,7 +178,7 @@ void gpw_request_unpost(gpw_request_t *request);
 void gpw_request_free(gpw_request_t *request);
 // Worst case of the session's memory.
 uint64_t gpw_request_bytes_max(const gpw_request_t *request);
-uint64_t gpw_request_ring_bytes(const gpw_request_t *request); // of these, for its ring
+uint64_t gpw_request_ring_bytes(const gpw_request_t *request); // of these, for its swaps' ring
 uint32_t gpw_request_drafts_left(
     const gpw_request_t *request); // drafts that may still be followed by a token
 

@@ -52,8 +52,17 @@ static uint32_t ready_passes(gpw_engine_t *engine, gpw_request_t **ready)
     return count;
 }
 
+// Without overlap nothing is computed while a swap moves.
+static bool must_wait(const gpw_engine_t *engine)
+{
+    return !engine->options.overlap && engine->streams.moving > 0;
+}
+
 bool gpw_batch_busy(const gpw_engine_t *engine)
 {
+    if (must_wait(engine)) {
+        return false;
+    }
     for (const gpw_request_t *r = engine->first; r; r = r->next) {
         if (r->computing) {
             return true;
@@ -182,10 +191,22 @@ static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, cons
     }
 }
 
+// The step's time since then is that of its rows, each as much.
+static void share_time(const step_t *step, uint64_t since_us)
+{
+    const gpw_engine_t *engine = step->engine;
+    uint64_t us = engine->options.tick_us + as_loop_now_us(engine->loop) - since_us;
+    for (uint32_t i = 0; i < step->count && step->rows > 0; i++) {
+        step->requests[i]->pass.busy_us += (double)us * step->parts[i].rows / step->rows;
+    }
+}
+
 static void run_layer(step_t *step, uint32_t layer)
 {
     gpw_engine_t *engine = step->engine;
+    uint64_t start_us = as_loop_now_us(engine->loop);
     gpw_forward_step(engine->batch.workspace, step->parts, step->count, attend, step);
+    share_time(step, start_us);
     gpw_metric_add(GPW_METRIC_BATCH_LAYERS_TOTAL, 1);
     gpw_metric_add(GPW_METRIC_BATCH_ROWS_TOTAL, step->rows);
     gpw_metric_add(GPW_METRIC_BATCH_PASSES_TOTAL, step->count);
@@ -217,9 +238,11 @@ static void run_logits(step_t *step)
                 (gpw_forward_row_t){step->parts[i].forward, step->requests[i]->pass.logits_row + r};
         }
     }
+    uint64_t start_us = as_loop_now_us(engine->loop);
     if (step->rows > 0) {
         gpw_forward_logits(batch->workspace, rows, step->rows, batch->logits);
     }
+    share_time(step, start_us);
     for (uint32_t i = 0; i < step->count; i++) {
         const float *logits =
             batch->logits + (size_t)step->offsets[i] * engine->options.model->vocab;
@@ -293,17 +316,20 @@ static uint32_t run_step(gpw_engine_t *engine, gpw_lane_t lane)
 void gpw_batch_run(gpw_engine_t *engine)
 {
     gpw_batch_t *batch = &engine->batch;
-    gpw_lane_t lane = next_lane(engine);
+    gpw_lane_t lane = must_wait(engine) ? GPW_LANE_NONE : next_lane(engine);
     if (lane == GPW_LANE_NONE) {
         return;
     }
+    gpw_streams_count(engine, engine->options.tick_us); // a simulated unit took that before
     uint64_t start_us = as_loop_now_us(engine->loop);
     // A simulated unit is one step: so that more can happen in between.
     uint32_t most = engine->options.tick_us ? 1 : GPW_UNIT_ROWS;
     for (uint32_t pairs = 0, rows = 1; rows > 0 && pairs < most; pairs += rows) {
         rows = run_step(engine, lane);
     }
-    batch->spent_us[lane] += engine->options.tick_us + as_loop_now_us(engine->loop) - start_us;
+    uint64_t us = as_loop_now_us(engine->loop) - start_us;
+    batch->spent_us[lane] += engine->options.tick_us + us;
+    gpw_streams_count(engine, us);
 }
 
 // ---- Life --------------------------------------------------------------------------------------

@@ -13,9 +13,6 @@
 #include "gpuworker/engine.h"
 #include "gpuworker/resident/partials.h"
 
-#define EARLY_STEPS                                                                                \
-    4u // draft steps before a draft's end at which its swap begins: they hide the first layers' way
-
 static uint8_t *tail_extent(const gpw_request_t *request, uint32_t block, uint32_t layer)
 {
     uint8_t *extent = request->drafting ? gpw_tail_extent(&request->tail, block, layer) : NULL;
@@ -85,6 +82,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     AS_ASSERT(count == 1);
     uint32_t next = request->pass.position + 1;
     int32_t token = gpw_reply_choose(request, logits, next);
+    request->round.draft_us += request->pass.busy_us;
     gpw_pass_end(request);
     if (!request->verify) {
         return emit_unverified(request, token, logits);
@@ -103,17 +101,16 @@ static gpw_turn_t draft_next(gpw_request_t *request)
     return gpw_pass_begin(request, &draft_pass, request->forward, last, 1);
 }
 
-static void start_swap_early(gpw_request_t *request)
+// Too early to fail: the step SWAP tries again and says why.
+void gpw_draft_start_swap(gpw_request_t *request)
 {
     uint32_t first;
     uint32_t count = gpw_swap_range(request, request->blocks.stored, &first);
-    bool under_way = request->swap.transfer != NULL;
-    if (count == 0 || under_way || as_loop_now_us(request->engine->loop) < request->swap_retry_us) {
-        return;
+    as_status_t status = AS_OK;
+    if (count > 0 && !request->swap.stream) {
+        status = gpw_push_or_swap(request, first, count);
     }
-    // Too early to fail: the step SWAP tries again and says why.
-    as_status_t status = gpw_push_or_swap(request, first, count);
-    (void)status;
+    request->swap.waits = status == AS_ERR_BUSY;
 }
 
 static gpw_turn_t draft_unverified(gpw_request_t *request)
@@ -125,17 +122,21 @@ static gpw_turn_t draft_unverified(gpw_request_t *request)
     return draft_next(request);
 }
 
-// Whether the draft is as long as it gets.
-static bool is_complete(const gpw_request_t *request, uint32_t horizon)
+static void begin(gpw_request_t *request)
+{
+    gpw_tail_begin(&request->tail, &request->blocks);
+    request->drafting = true;
+    gpw_round_begin(request);
+}
+
+static bool has_end(const gpw_request_t *request)
 {
     uint32_t count = request->draft_count;
-    return count >= horizon ||
-           (count > 0 && is_end(request, request->tokens[request->token_count + count - 1]));
+    return count > 0 && is_end(request, request->tokens[request->token_count + count - 1]);
 }
 
 gpw_turn_t gpw_draft_turn(gpw_request_t *request)
 {
-    gpw_engine_t *engine = request->engine;
     if (request->passing) {
         return gpw_pass_turn(request);
     }
@@ -145,21 +146,16 @@ gpw_turn_t gpw_draft_turn(gpw_request_t *request)
     if (!request->verify) {
         return draft_unverified(request);
     }
-    uint32_t left = gpw_request_drafts_left(request);
-    uint32_t horizon = gpw_horizon_get(&request->horizon);
-    horizon = horizon < left ? horizon : left;
-    if (!request->drafting && horizon > 0) {
-        gpw_tail_begin(&request->tail, &request->blocks);
-        request->drafting = true;
-        request->draft_us = as_loop_now_us(engine->loop);
+    if (!request->drafting) {
+        begin(request);
     }
-    if (request->draft_count + EARLY_STEPS >= horizon) {
-        start_swap_early(request);
+    if (gpw_round_wants_swap(request)) {
+        gpw_draft_start_swap(request);
     }
-    if (!is_complete(request, horizon)) {
+    if (!gpw_round_is_drafted(request) && !has_end(request)) {
         return draft_next(request);
     }
     request->drafting = false;
-    request->draft_us = horizon ? as_loop_now_us(engine->loop) - request->draft_us : 0;
+    gpw_round_drafted(request);
     return gpw_request_go(request, GPW_STEP_SWAP);
 }

@@ -2,32 +2,83 @@
 // How many tokens to draft before a verification.
 #include "gpuworker/decode/horizon.h"
 
-#define HORIZON_MIN 4u    // below, a verification yields hardly more than plain decoding
-#define DECAY       0.8f  // weight of the past: about the last five verifications
-#define START       0.85f // acceptance before anything is known
-#define COST_START  4.0f  // of a verification, in draft steps
-#define COST_MAX    1000.0f
+#define HORIZON_MIN    4u    // below, a verification yields hardly more than plain decoding
+#define NEWEST         0.2   // weight of the newest verification: about the last five count
+#define TRIED_START    4.0   // drafts that count as tried before any was
+#define ACCEPTED_START 3.4   // and accepted
+#define ACCEPTED_MAX   0.995 // a run of nothing but right drafts tells no more than that
+#define ROW_COST       0.25  // a verified row in draft steps, before anything is known
 
 void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t start, uint32_t max, bool adaptive)
 {
     *horizon = (gpw_horizon_t){.fixed = start,
                                .max = max,
                                .adaptive = adaptive,
-                               .acceptance = START,
-                               .verify_steps = COST_START};
+                               .accepted = ACCEPTED_START,
+                               .tried = TRIED_START};
 }
 
-uint32_t gpw_horizon_get(const gpw_horizon_t *horizon)
+static double acceptance(const gpw_horizon_t *horizon)
 {
-    if (!horizon->adaptive || horizon->max <= HORIZON_MIN) {
-        return horizon->adaptive ? horizon->max : horizon->fixed;
-    }
-    float best = 0.0f, yield = 1.0f, chance = 1.0f;
-    uint32_t best_k = HORIZON_MIN;
-    for (uint32_t k = 1; k <= horizon->max; k++) {
-        chance *= horizon->acceptance;
+    double a = horizon->accepted / horizon->tried;
+    return a < ACCEPTED_MAX ? a : ACCEPTED_MAX;
+}
+
+double gpw_horizon_yield(const gpw_horizon_t *horizon, uint32_t k)
+{
+    double a = acceptance(horizon), yield = 1, chance = 1;
+    for (uint32_t i = 0; i < k; i++) {
+        chance *= a;
         yield += chance;
-        float rate = yield / ((float)k + horizon->verify_steps);
+    }
+    return yield;
+}
+
+static double longer(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+// In any unit of time, as long as all are in the same.
+static double round_of(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load, uint32_t k)
+{
+    double drafts = horizon->draft_us * k, rows = horizon->row_us * (k + 1);
+    double alone = drafts + longer(load->exposed * load->swap_us, rows);
+    return longer(alone, load->sessions * longer(drafts + rows, load->swap_us));
+}
+
+static bool is_known(const gpw_horizon_t *horizon)
+{
+    return horizon->draft_us > 0 && horizon->row_us > 0;
+}
+
+double gpw_horizon_round_us(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load,
+                            uint32_t k)
+{
+    return is_known(horizon) ? round_of(horizon, load, k) : 0;
+}
+
+uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load)
+{
+    if (!horizon->adaptive) {
+        return horizon->fixed;
+    }
+    if (horizon->max <= HORIZON_MIN) {
+        return horizon->max;
+    }
+    gpw_horizon_t h = *horizon;
+    gpw_horizon_load_t l = *load;
+    if (!is_known(horizon)) { // times are in draft steps
+        h.draft_us = 1;
+        h.row_us = ROW_COST;
+        l.swap_us = 0;
+    }
+    double a = acceptance(horizon), best = 0, yield = 1, chance = 1;
+    uint32_t best_k = HORIZON_MIN;
+    for (uint32_t k = 1; k <= h.max; k++) {
+        chance *= a;
+        yield += chance;
+        double rate = yield / round_of(&h, &l, k);
         if (k >= HORIZON_MIN && rate > best) {
             best = rate;
             best_k = k;
@@ -36,19 +87,24 @@ uint32_t gpw_horizon_get(const gpw_horizon_t *horizon)
     return best_k;
 }
 
+static double mean(double before, double sample)
+{
+    return before > 0 ? before + NEWEST * (sample - before) : sample;
+}
+
 void gpw_horizon_learn(gpw_horizon_t *horizon, const gpw_horizon_outcome_t *outcome)
 {
+    if (outcome->verify_us > 0) {
+        horizon->row_us = mean(horizon->row_us, outcome->verify_us / (outcome->drafted + 1));
+    }
     if (outcome->drafted == 0) {
         return;
     }
     // Of a run that stopped early, accepted + 1 drafts were tried and one failed.
     uint32_t tried = outcome->accepted + (outcome->accepted < outcome->drafted);
-    float seen = (float)outcome->accepted / (float)tried;
-    horizon->acceptance = DECAY * horizon->acceptance + (1.0f - DECAY) * seen;
-    if (outcome->draft_us > 0 && outcome->verify_us > 0) {
-        float step_us = (float)outcome->draft_us / (float)outcome->drafted;
-        float cost = (float)outcome->verify_us / step_us;
-        cost = cost < COST_MAX ? cost : COST_MAX;
-        horizon->verify_steps = DECAY * horizon->verify_steps + (1.0f - DECAY) * cost;
+    horizon->accepted = (1 - NEWEST) * horizon->accepted + outcome->accepted;
+    horizon->tried = (1 - NEWEST) * horizon->tried + tried;
+    if (outcome->draft_us > 0) {
+        horizon->draft_us = mean(horizon->draft_us, outcome->draft_us / outcome->drafted);
     }
 }

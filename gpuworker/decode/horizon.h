@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many tokens to draft before a verification.
 //
-// A request may fix it. Else it follows the drafts' acceptance: with the chance a that the next
-// draft is accepted (estimated with decay over verifications), a draft of k yields (1 - a^(k + 1))
-// / (1 - a) tokens for k draft steps and one verification that costs `verify_steps` draft steps;
-// the k that yields most for its cost is taken.
+// A request may fix it. Else the horizon is what yields most tokens in the time of a round, of one
+// session among n that share the device and the link. With
+//
+//   a   the chance that the next draft is accepted: accepted by tried (decayed over verifications)
+//   d   device time of one draft step, v of one row of a verification: of this session alone, what a
+//       step of the batch costs being shared among its rows (decayed)
+//   s   time of the link for one verification's swap, e the share of it that no draft can hide, since
+//       the swap's ring holds a few layers only
+//
+// a draft of k yields E(k) = (1 - a^(k + 1)) / (1 - a) tokens, and takes at least
+//
+//   compute  n (k d + (k + 1) v)              all sessions share the device,
+//   link     n s                              and the link;
+//   alone    k d + max(e s, (k + 1) v)        nobody else's work hides what it waits for.
+//
+// The round takes the longest of the three; the k of the largest E(k) / round(k) is taken. Where the
+// link binds, that is a long draft, which costs nothing but time that would be spent waiting.
 #ifndef GPW_HORIZON_H
 #define GPW_HORIZON_H
 
@@ -15,18 +28,31 @@ typedef struct gpw_horizon {
     uint32_t fixed; // when `adaptive` is false
     uint32_t max;
     bool adaptive;
-    float acceptance;   // estimate of a
-    float verify_steps; // cost of a verification in draft steps
+    double accepted, tried;  // a is their quotient
+    double draft_us, row_us; // d and v; 0: not known
 } gpw_horizon_t;
 
-void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t start, uint32_t max, bool adaptive);
-uint32_t gpw_horizon_get(const gpw_horizon_t *horizon);
-// A verification of `drafted` tokens confirmed `accepted`, after draft_us in all, and took
-// verify_us.
+// What a round's time depends on besides.
+typedef struct gpw_horizon_load {
+    uint32_t sessions; // n, this one too
+    double swap_us;    // s; 0: nothing is to be brought
+    double exposed;    // e
+} gpw_horizon_load_t;
+
 typedef struct gpw_horizon_outcome {
     uint32_t drafted, accepted;
-    uint64_t draft_us, verify_us;
+    double draft_us;  // device time of all draft steps
+    double verify_us; // of the verification's rows, drafted + 1
 } gpw_horizon_outcome_t;
+
+void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t start, uint32_t max, bool adaptive);
+// Tokens to draft, at most `max`.
+uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load);
+// What is expected of a draft of k: tokens, and the round's time in microseconds (0: not known).
+double gpw_horizon_yield(const gpw_horizon_t *horizon, uint32_t k);
+double gpw_horizon_round_us(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load,
+                            uint32_t k);
+// A verification confirmed `accepted` of `drafted` tokens.
 void gpw_horizon_learn(gpw_horizon_t *horizon, const gpw_horizon_outcome_t *outcome);
 
 #endif

@@ -26,12 +26,11 @@ gpw_turn_t gpw_pass_begin(gpw_request_t *request, const gpw_pass_kind_t *kind,
 {
     AS_ASSERT(!request->passing && rows > 0 && rows <= slot->rows_max);
     request->passing = true;
-    request->pass =
-        (gpw_pass_t){.kind = kind,
-                     .slot = slot,
-                     .position = position,
-                     .rows = rows,
-                     .streams = kind->full && request->swap.transfer && !request->swap.abandoned};
+    request->pass = (gpw_pass_t){.kind = kind,
+                                 .slot = slot,
+                                 .position = position,
+                                 .rows = rows,
+                                 .streams = kind->full && request->swap.stream};
     if (kind->logits == GPW_LOGITS_LAST) {
         request->pass.logits_row = rows - 1;
         request->pass.logits_wanted = 1;
@@ -101,7 +100,7 @@ void gpw_pass_layer_done(gpw_request_t *request, uint32_t layer)
         kind->after_layer(request, layer);
     }
     if (kind->full) {
-        gpw_swap_release(&request->swap, layer + 1);
+        gpw_swap_release(request, layer + 1);
     }
 }
 
@@ -126,7 +125,7 @@ const uint8_t *gpw_pass_extent(const gpw_request_t *request, uint32_t block, uin
 // A session that keeps its full cache takes what the swap brought into its own blocks.
 static void keep_layer(gpw_request_t *request, uint32_t layer)
 {
-    for (uint32_t b = 0; b < request->swap.block_count; b++) {
+    for (uint32_t b = 0; request->swap.stream && b < request->swap.stream->block_count; b++) {
         const uint8_t *from = gpw_swap_extent(&request->swap, b, layer);
         if (from) {
             request->budget.device->ops->copy(gpw_blocks_extent(&request->blocks, b, layer), from,

@@ -40,7 +40,7 @@ static const uint64_t *route_nodes(const gpw_request_t *request)
 gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
-    if (!swap->transfer || swap->abandoned) {
+    if (!swap->stream) {
         // Before the fetch: its lease and its deadline must not run while others prefill.
         uint32_t hit_tokens = request->hit_limit * request->blocks.shape.block_tokens;
         if (!has_forward_for(request, request->token_count - hit_tokens)) {
@@ -52,7 +52,8 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
         }
         return begin_without_prefix(request);
     }
-    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    gpw_stream_t *stream = swap->stream;
+    const gpw_transfer_news_t *news = gpw_transfer_news(stream->transfer);
     bool failed = news->done && news->status != AS_OK;
     if (failed && news->layers == 0 && (!news->located || news->hole_block == 0)) {
         return begin_without_prefix(request);
@@ -63,9 +64,9 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
     if (news->located_blocks == 0) {
         return begin_without_prefix(request);
     }
-    swap->block_count =
-        news->located_blocks < swap->block_count ? news->located_blocks : swap->block_count;
-    gpw_blocks_adopt(&request->blocks, route_nodes(request), swap->block_count);
+    stream->block_count =
+        news->located_blocks < stream->block_count ? news->located_blocks : stream->block_count;
+    gpw_blocks_adopt(&request->blocks, route_nodes(request), stream->block_count);
     return gpw_request_go(request, GPW_STEP_PREFILL);
 }
 
@@ -154,8 +155,9 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
 // The prefix broke off: everything begins anew with what lies before the hole.
 static gpw_turn_t shorten(gpw_request_t *request, uint32_t hole)
 {
-    request->usage.recomputed_blocks += request->swap.block_count - hole;
-    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, request->swap.block_count - hole);
+    uint32_t lost = request->swap.stream->block_count - hole;
+    request->usage.recomputed_blocks += lost;
+    gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, lost);
     let_go(request);
     gpw_request_close_cache(request);
     as_status_t status = gpw_request_open_cache(request);
@@ -198,7 +200,7 @@ static gpw_turn_t begin(gpw_request_t *request)
     if (status != AS_OK) {
         return gpw_request_fail(request, status, "no memory for the prompt's cache");
     }
-    request->prefill_us = request->swap.transfer ? 0 : as_loop_now_us(request->engine->loop);
+    request->prefill_us = request->swap.stream ? 0 : as_loop_now_us(request->engine->loop);
     return gpw_pass_begin(request, &prefill_pass, slot, position, rows);
 }
 

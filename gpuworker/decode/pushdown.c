@@ -86,10 +86,9 @@ static bool is_wanted(const gpw_request_t *request, uint32_t count)
         engine->shape.element != AS_ELEMENT_F16) {
         return false;
     }
-    const gpw_push_question_t question = {
-        .bytes = (uint64_t)count * as_block_bytes(&engine->shape),
-        .units = units_of(request, gpw_horizon_get(&request->horizon) + 1),
-        .now_us = as_loop_now_us(engine->loop)};
+    const gpw_push_question_t question = {.bytes = (uint64_t)count * as_block_bytes(&engine->shape),
+                                          .units = units_of(request, request->round.target + 1),
+                                          .now_us = as_loop_now_us(engine->loop)};
     return mode == GPW_PUSH_DOWN_ON || gpw_push_pays(&engine->push, &question);
 }
 
@@ -121,7 +120,7 @@ static layout_t lay_out(const gpw_engine_t *engine, uint32_t blocks, uint32_t ro
 
 static layout_t layout_of(const gpw_request_t *request)
 {
-    return lay_out(request->engine, request->swap.block_count, request->horizon.max + 1);
+    return lay_out(request->engine, request->swap.stream->block_count, request->horizon.max + 1);
 }
 
 uint64_t gpw_push_ring(const gpw_request_t *request, uint64_t ring, uint64_t limit)
@@ -146,17 +145,17 @@ static as_status_t start(gpw_request_t *request)
     if (l.bytes > gpw_request_ring_bytes(request)) {
         return AS_ERR_LIMIT;
     }
-    as_status_t status = gpw_swap_fit(request, l.bytes);
+    as_status_t status = gpw_stream_open(request, l.bytes);
     if (status != AS_OK) {
         return status;
     }
     const gpw_transfer_params_t params = {.kind = GPW_TRANSFER_ATTEND,
-                                          .buffer = request->swap.ring + l.answers,
+                                          .buffer = request->swap.stream->ring + l.answers,
                                           .buffer_bytes = l.answer_bytes,
                                           .rows_max = rows,
                                           .scale = 1.0f / sqrtf((float)engine->shape.head_dim)};
-    const gpw_swap_range_t range = {.count = request->blocks.stored};
-    status = gpw_swap_begin(request, &range, &params);
+    const gpw_stream_range_t range = {.count = request->blocks.stored};
+    status = gpw_stream_begin(request, &range, &params);
     if (status == AS_OK) {
         request->swap.asked_layers = 0;
         request->swap.push_wait_us = 0;
@@ -183,7 +182,7 @@ static void take_queries(void *ctx, const gpw_forward_rows_t *rows)
     gpw_request_t *request = ctx;
     const as_shape_t *shape = &request->engine->shape;
     size_t width = (size_t)shape->q_heads * shape->head_dim;
-    float *q = (float *)(void *)(request->swap.ring + layout_of(request).q);
+    float *q = (float *)(void *)(request->swap.stream->ring + layout_of(request).q);
     const gpw_rows_t new_rows = {.position = request->pass.position + rows->row0,
                                  .count = rows->rows,
                                  .k = rows->k,
@@ -197,11 +196,12 @@ static void ask(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
     gpw_forward_t *forward = request->pass.slot->forward;
-    const float *q = (const float *)(const void *)(swap->ring + layout_of(request).q);
+    const float *q = (const float *)(const void *)(swap->stream->ring + layout_of(request).q);
     gpw_forward_layer_begin(forward, take_queries, request);
     swap->asked_layers++;
     swap->asked_us = as_loop_now_us(request->engine->loop);
-    gpw_transfer_attend(swap->transfer, gpw_forward_next_layer(forward), request->pass.rows, q);
+    gpw_transfer_attend(swap->stream->transfer, gpw_forward_next_layer(forward), request->pass.rows,
+                        q);
 }
 
 // The pages that no store attended to: the tail, with the rows' own K and V.
@@ -210,7 +210,7 @@ static uint32_t own_pages(const gpw_request_t *request, uint32_t layer, krn_page
     const as_shape_t *shape = &request->engine->shape;
     uint32_t last = (request->pass.position + request->pass.rows - 1) / shape->block_tokens;
     uint32_t count = 0;
-    for (uint32_t b = request->swap.block_count; b <= last; b++) {
+    for (uint32_t b = request->swap.stream->block_count; b <= last; b++) {
         pages[count++] = gpw_page(shape, gpw_pass_extent(request, b, layer), b);
     }
     return count;
@@ -221,11 +221,12 @@ static void fold(gpw_request_t *request, float *out)
     gpw_engine_t *engine = request->engine;
     gpw_swap_t *swap = &request->swap;
     const as_shape_t *shape = &engine->shape;
-    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    const gpw_transfer_news_t *news = gpw_transfer_news(swap->stream->transfer);
     layout_t l = layout_of(request);
     uint32_t pairs = request->pass.rows * shape->q_heads;
     krn_fold_t folded;
-    krn_fold_begin(&folded, engine->options.ops, pairs, shape->head_dim, swap->ring + l.fold);
+    krn_fold_begin(&folded, engine->options.ops, pairs, shape->head_dim,
+                   swap->stream->ring + l.fold);
     for (uint32_t p = 0; p < news->piece_count; p++) {
         const assay_attend_piece_t *piece = &news->pieces[p];
         // Merged from, not into.
@@ -236,7 +237,7 @@ static void fold(gpw_request_t *request, float *out)
     krn_page_t *pages = engine->batch.scratch.pages;
     krn_attention_args_t args =
         gpw_page_attention(shape, request->pass.rows, 1.0f / sqrtf((float)shape->head_dim),
-                           (const float *)(const void *)(swap->ring + l.q));
+                           (const float *)(const void *)(swap->stream->ring + l.q));
     args.positions = request->pass.slot->positions;
     args.pages = pages;
     args.page_count = own_pages(request, layer, pages);
@@ -247,7 +248,7 @@ static void fold(gpw_request_t *request, float *out)
 static void finish_layer(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
-    float *out = (float *)(void *)(swap->ring + layout_of(request).out);
+    float *out = (float *)(void *)(swap->stream->ring + layout_of(request).out);
     uint64_t waited_us = as_loop_now_us(request->engine->loop) - swap->asked_us;
     swap->push_wait_us += waited_us;
     gpw_metric_observe(GPW_METRIC_PUSH_WAIT_US, waited_us);
@@ -258,14 +259,14 @@ static void finish_layer(gpw_request_t *request)
 // Whether an answer is still to come.
 static bool is_waiting(const gpw_request_t *request)
 {
-    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.transfer);
+    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.stream->transfer);
     return request->swap.asked_layers > news->layers;
 }
 
-gpw_turn_t gpw_push_turn(gpw_request_t *request)
+static gpw_turn_t push_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
-    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    const gpw_transfer_news_t *news = gpw_transfer_news(swap->stream->transfer);
     gpw_forward_t *forward = request->pass.slot->forward;
     uint32_t layers = request->engine->shape.layers;
     if (gpw_forward_next_layer(forward) == layers) {
@@ -285,6 +286,15 @@ gpw_turn_t gpw_push_turn(gpw_request_t *request)
     }
     ask(request);
     return GPW_TURN_WAIT;
+}
+
+gpw_turn_t gpw_push_turn(gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    uint64_t start_us = as_loop_now_us(engine->loop);
+    gpw_turn_t turn = push_turn(request);
+    request->pass.busy_us += (double)(as_loop_now_us(engine->loop) - start_us);
+    return turn;
 }
 
 // ---- Its end -----------------------------------------------------------------------------------

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The swap: stored blocks brought to a pass, layer by layer.
-//
-// An abandoned transfer keeps the ring until its `done`: the client may still write into it. So a
-// new swap waits for the old one's end, never for more than the client takes to cancel.
 #include "gpuworker/decode/swap.h"
 
 #include <string.h>
 
 #include "common/assert.h"
-#include "common/fault.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 
@@ -28,138 +24,91 @@ uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *
     return first == end ? 0 : last - first + 1;
 }
 
-static void count_bytes(gpw_request_t *request)
+static uint32_t ring_slots(const gpw_engine_t *engine)
 {
-    gpw_swap_t *swap = &request->swap;
-    if (swap->pushed) {
-        uint64_t moved = gpw_transfer_news(swap->transfer)->bytes;
-        request->usage.pushed_bytes += moved;
-        gpw_metric_add(GPW_METRIC_PUSHED_BYTES_TOTAL, (int64_t)moved);
-        return;
-    }
-    uint64_t bytes = (uint64_t)gpw_transfer_news(swap->transfer)->layers * swap->block_count *
-                     as_extent_bytes(&request->blocks.shape);
-    if (swap->prefix) {
-        request->usage.fetched_bytes += bytes;
-        gpw_metric_add(GPW_METRIC_FETCHED_BYTES_TOTAL, (int64_t)bytes);
-    } else {
-        request->usage.swapped_bytes += bytes;
-        gpw_metric_add(GPW_METRIC_SWAPPED_BYTES_TOTAL, (int64_t)bytes);
-    }
+    uint32_t layers = engine->shape.layers;
+    uint32_t slots = engine->options.overlap ? engine->options.swap_ring_layers : layers;
+    return slots < layers ? slots : layers;
 }
 
-static void retire(gpw_swap_t *swap)
+size_t gpw_swap_ring_bytes(const gpw_engine_t *engine, uint32_t blocks)
 {
-    gpw_transfer_retire(swap->transfer);
-    swap->transfer = NULL;
-    swap->abandoned = swap->pushed = false;
-    swap->block_count = 0;
+    return (size_t)ring_slots(engine) * blocks * as_extent_bytes(&engine->shape);
 }
 
-static void on_news(void *ctx, gpw_transfer_t *transfer)
+double gpw_swap_link_us(const gpw_engine_t *engine, uint32_t blocks)
 {
-    gpw_request_t *request = ctx;
-    gpw_swap_t *swap = &request->swap;
-    AS_ASSERT(swap->transfer == transfer);
-    const gpw_transfer_news_t *news = gpw_transfer_news(transfer);
-    if (news->done) {
-        gpw_push_saw_load(&request->engine->push, news->load_us,
-                          swap->block_count * as_block_bytes(&request->blocks.shape),
-                          as_loop_now_us(request->engine->loop));
-    }
-    if (news->done && swap->abandoned) {
-        retire(swap);
-    }
-    gpw_request_wake(request);
+    return engine->push.load_us_per_byte * blocks * (double)as_block_bytes(&engine->shape);
 }
 
-as_status_t gpw_swap_fit(gpw_request_t *request, size_t bytes)
-{
-    gpw_swap_t *swap = &request->swap;
-    if (swap->transfer) {
-        AS_ASSERT(swap->abandoned);
-        return AS_ERR_BUSY;
-    }
-    if (swap->ring_bytes >= bytes) {
-        return AS_OK;
-    }
-    gpw_swap_free_ring(request);
-    swap->ring = gpw_budget_alloc(&request->budget, bytes);
-    swap->ring_bytes = swap->ring ? bytes : 0;
-    return swap->ring ? AS_OK : AS_ERR_NO_MEMORY;
-}
+// ---- Its beginning -----------------------------------------------------------------------------
 
-as_status_t gpw_swap_begin(gpw_request_t *request, const gpw_swap_range_t *range,
-                           const gpw_transfer_params_t *own)
+void gpw_swap_book(gpw_request_t *request, uint64_t at_us)
 {
-    gpw_swap_t *swap = &request->swap;
     gpw_engine_t *engine = request->engine;
-    for (uint32_t b = 0; b < range->count; b++) {
-        const gpw_block_t *block = &request->blocks.block[range->first + b];
-        engine->block_keys[b] = block->key;
-        engine->block_nodes[b] = range->node_ids ? range->node_ids[b] : block->node_id;
+    uint32_t first;
+    uint32_t count = gpw_swap_range(request, request->blocks.stored, &first);
+    uint64_t link_us = (uint64_t)gpw_swap_link_us(engine, count);
+    if (link_us == 0 || !engine->options.overlap || request->swap.stream) {
+        return; // nothing to be brought, or not known how long it takes: first come, first served
     }
-    uint64_t deadline_us = as_loop_now_us(engine->loop) + engine->options.fetch_deadline_us;
-    gpw_transfer_params_t params = *own;
-    params.on_news = on_news;
-    params.ctx = request;
-    params.deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us;
-    params.shape = engine->shape;
-    params.namespace_key = request->blocks.namespace_key;
-    params.keys = engine->block_keys;
-    params.node_ids = engine->block_nodes;
-    params.first_block = range->first;
-    params.block_count = range->count;
-    as_status_t status = gpw_transfer_start(engine->link, &params, &swap->transfer);
-    if (status == AS_OK) {
-        swap->first_block = range->first;
-        swap->block_count = range->count;
-        swap->released = 0;
-        swap->prefix = request->step == GPW_STEP_FETCH;
-        swap->pushed = params.kind == GPW_TRANSFER_ATTEND;
-        swap->waited_since_us = 0;
-    }
-    return status;
+    const gpw_rings_ask_t ask = {.now_us = as_loop_now_us(engine->loop),
+                                 .earliest_us = at_us,
+                                 .link_us = link_us,
+                                 .bytes = gpw_swap_ring_bytes(engine, count)};
+    gpw_rings_cancel(&engine->streams.rings, &request->swap.booking);
+    // None as far ahead as the rings go: it stands in line when its draft is complete.
+    (void)gpw_rings_book(&engine->streams.rings, &ask, &request->swap.booking);
 }
 
 as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t count,
                            const uint64_t *node_ids)
 {
-    gpw_swap_t *swap = &request->swap;
     gpw_engine_t *engine = request->engine;
-    size_t extent_bytes = as_extent_bytes(&engine->shape);
-    uint32_t slots = engine->options.swap_ring_layers;
-    as_status_t status = gpw_swap_fit(request, slots * count * extent_bytes);
+    if (!gpw_streams_may_begin(request)) {
+        return AS_ERR_BUSY;
+    }
+    as_status_t status = gpw_stream_open(request, gpw_swap_ring_bytes(engine, count));
     if (status != AS_OK) {
         return status;
     }
-    swap->layer_slots = slots;
-    swap->extent_bytes = extent_bytes;
-    swap->layer_stride = count * extent_bytes;
+    gpw_stream_t *stream = request->swap.stream;
+    stream->layer_slots = ring_slots(engine);
+    stream->layer_stride = count * as_extent_bytes(&engine->shape);
     const gpw_transfer_params_t params = {
         .kind = GPW_TRANSFER_FETCH,
-        .buffer = swap->ring,
-        .layer_stride = swap->layer_stride,
-        .layer_slots = swap->layer_slots,
+        .buffer = stream->ring,
+        .layer_stride = stream->layer_stride,
+        .layer_slots = stream->layer_slots,
         .urgency = request->step == GPW_STEP_FETCH ? ASSAY_URGENCY_PREFIX : ASSAY_URGENCY_VERIFY,
     };
-    const gpw_swap_range_t range = {first, count, node_ids};
-    return gpw_swap_begin(request, &range, &params);
+    const gpw_stream_range_t range = {first, count, node_ids};
+    return gpw_stream_begin(request, &range, &params);
+}
+
+// ---- Layers ------------------------------------------------------------------------------------
+
+static bool has_arrived(const gpw_stream_t *stream, uint32_t layer)
+{
+    const gpw_engine_t *engine = stream->engine;
+    uint32_t wanted = engine->options.overlap ? layer + 1 : engine->shape.layers;
+    return gpw_transfer_news(stream->transfer)->layers >= wanted;
 }
 
 gpw_swap_state_t gpw_swap_layer(gpw_request_t *request, uint32_t layer, uint32_t *hole_p)
 {
     gpw_swap_t *swap = &request->swap;
-    if (!swap->transfer || swap->abandoned) {
+    const gpw_stream_t *stream = swap->stream;
+    if (!stream) {
         return GPW_SWAP_READY; // nothing to wait for: every page is here
     }
-    const gpw_transfer_news_t *news = gpw_transfer_news(swap->transfer);
+    const gpw_transfer_news_t *news = gpw_transfer_news(stream->transfer);
     uint64_t now_us = as_loop_now_us(request->engine->loop);
-    if (news->located && news->located_blocks < swap->block_count) {
-        *hole_p = swap->first_block + news->located_blocks;
+    if (news->located && news->located_blocks < stream->block_count) {
+        *hole_p = stream->first_block + news->located_blocks;
         return GPW_SWAP_FAILED;
     }
-    if (news->layers > layer) {
+    if (has_arrived(stream, layer)) {
         if (swap->waited_since_us) {
             gpw_metric_observe(GPW_METRIC_SWAP_WAIT_US, now_us - swap->waited_since_us);
             swap->waited_since_us = 0;
@@ -167,60 +116,48 @@ gpw_swap_state_t gpw_swap_layer(gpw_request_t *request, uint32_t layer, uint32_t
         return GPW_SWAP_READY;
     }
     if (news->done) {
-        uint32_t hole = news->hole_block < swap->block_count ? news->hole_block : 0;
-        *hole_p = swap->first_block + hole;
+        uint32_t hole = news->hole_block < stream->block_count ? news->hole_block : 0;
+        *hole_p = stream->first_block + hole;
         return GPW_SWAP_FAILED;
     }
     swap->waited_since_us = swap->waited_since_us ? swap->waited_since_us : now_us;
     return GPW_SWAP_WAITING;
 }
 
-const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t layer)
+bool gpw_swap_is_here(const gpw_request_t *request)
 {
-    if (!swap->transfer || swap->abandoned || swap->pushed || block < swap->first_block ||
-        block - swap->first_block >= swap->block_count) {
-        return NULL;
-    }
-    return swap->ring + (layer % swap->layer_slots) * swap->layer_stride +
-           (block - swap->first_block) * swap->extent_bytes;
+    const gpw_stream_t *stream = request->swap.stream;
+    return has_arrived(stream, 0) || gpw_transfer_news(stream->transfer)->done;
 }
 
-void gpw_swap_release(gpw_swap_t *swap, uint32_t layers)
+const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t layer)
 {
-    if (!swap->transfer || swap->abandoned) {
-        return;
+    const gpw_stream_t *stream = swap->stream;
+    if (!stream || stream->pushed || block < stream->first_block ||
+        block - stream->first_block >= stream->block_count) {
+        return NULL;
     }
-    for (; swap->released < layers; swap->released++) {
-        if (as_fault(AS_FAULT_swap_slot_reused)) {
-            memset(swap->ring + (swap->released % swap->layer_slots) * swap->layer_stride, 0xff,
-                   swap->block_count * swap->extent_bytes);
-        }
+    size_t extent_bytes = as_extent_bytes(&stream->engine->shape);
+    return stream->ring + (layer % stream->layer_slots) * stream->layer_stride +
+           (block - stream->first_block) * extent_bytes;
+}
+
+void gpw_swap_release(gpw_request_t *request, uint32_t layers)
+{
+    if (request->swap.stream) {
+        gpw_stream_release(request, layers);
     }
-    gpw_transfer_release(swap->transfer, layers);
 }
 
 void gpw_swap_end(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
-    if (!swap->transfer || swap->abandoned) {
-        return;
+    swap->waits = false;
+    gpw_rings_cancel(&request->engine->streams.rings, &swap->booking);
+    if (swap->stream) {
+        gpw_stream_leave(request);
     }
-    count_bytes(request);
-    if (gpw_transfer_news(swap->transfer)->done) {
-        retire(swap);
-        return;
-    }
-    swap->abandoned = true;
-    gpw_transfer_cancel(swap->transfer);
-}
-
-void gpw_swap_free_ring(gpw_request_t *request)
-{
-    gpw_swap_t *swap = &request->swap;
-    AS_ASSERT(!swap->transfer);
-    gpw_budget_free(&request->budget, swap->ring, swap->ring_bytes);
-    swap->ring = NULL;
-    swap->ring_bytes = 0;
+    gpw_streams_next(request->engine);
 }
 
 // ---- The step ----------------------------------------------------------------------------------
@@ -230,8 +167,7 @@ gpw_turn_t gpw_swap_turn(gpw_request_t *request)
     gpw_engine_t *engine = request->engine;
     uint32_t first;
     uint32_t count = gpw_swap_range(request, request->blocks.stored, &first);
-    bool started_early = request->swap.transfer && !request->swap.abandoned;
-    if (count == 0 || started_early) {
+    if (count == 0 || request->swap.stream) {
         return gpw_request_go(request, GPW_STEP_VERIFY);
     }
     if (as_loop_now_us(engine->loop) < request->swap_retry_us) {

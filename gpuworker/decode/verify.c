@@ -32,6 +32,7 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
 {
     uint32_t drafted = request->draft_count;
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
+    double verify_us = request->pass.busy_us;
     gpw_pass_end(request);
     gpw_push_done(request);
     gpw_swap_end(request);
@@ -45,10 +46,10 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
     gpw_metric_add(GPW_METRIC_ACCEPTED_TOKENS_TOTAL, accepted);
     gpw_horizon_outcome_t outcome = {.drafted = drafted,
                                      .accepted = accepted,
-                                     .draft_us = request->draft_us,
-                                     .verify_us = as_loop_now_us(request->engine->loop) -
-                                                  request->verify_us};
+                                     .draft_us = request->round.draft_us,
+                                     .verify_us = verify_us};
     gpw_horizon_learn(&request->horizon, &outcome);
+    gpw_round_end(request, accepted + 1);
     gpw_reply_flush(request);
     return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);
 }
@@ -70,15 +71,17 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
 
 static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
 {
-    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.transfer);
     if (gpw_swap_is_pushed(&request->swap)) {
         return gpw_push_failed(request);
     }
+    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.stream->transfer);
     bool busy = news->done && news->status == AS_ERR_BUSY;
     gpw_pass_end(request);
     gpw_swap_end(request);
     if (busy) {
         request->swap_retry_us = as_loop_now_us(request->engine->loop) + BUSY_RETRY_US;
+    }
+    if (busy || hole >= request->blocks.stored) { // of another session's blocks
         return gpw_request_go(request, GPW_STEP_SWAP);
     }
     return gpw_recompute_from(request, hole);
@@ -99,7 +102,6 @@ static gpw_turn_t begin(gpw_request_t *request)
     }
     AS_ASSERT(request->blocks.tokens == request->token_count - 1);
     request->accepted_before = request->usage.accepted_tokens;
-    request->verify_us = as_loop_now_us(request->engine->loop);
     gpw_turn_t turn =
         gpw_pass_begin(request, &verify_pass, request->forward, request->blocks.tokens, rows);
     return gpw_swap_is_pushed(&request->swap) ? gpw_pass_turn(request) : turn;

@@ -55,8 +55,9 @@ static const as_option_t table[] = {
      .fallback = "kivi4", .metavar = "NAME",
      .help = compressor_help},
     {.name = "horizon", .type = AS_OPTION_INT, .value = &config.horizon,
-     .fallback = "16", .metavar = "TOKENS",
-     .help = "most drafted tokens before a verification; 0: plain decoding",
+     .fallback = "64", .metavar = "TOKENS",
+     .help = "most drafted tokens before a verification, up to which each session chooses; 0: plain "
+             "decoding",
      .min = 0, .max = GPW_HORIZON_MAX},
     {.name = "cache-memory", .type = AS_OPTION_BYTES, .value = &config.cache_bytes,
      .fallback = "2GiB", .metavar = "BYTES",
@@ -85,6 +86,10 @@ static const as_option_t table[] = {
      .fallback = "keep", .metavar = "keep|swap",
      .help = "sessions without a compressor keep their full cache in this worker's memory, or bring "
              "what stores hold of it again for every token (slow; for comparison)"},
+    {.name = "overlap", .type = AS_OPTION_STRING, .value = &config.overlap,
+     .fallback = "on", .metavar = "on|off",
+     .help = "swaps come while drafts are computed; off: swap, verify and draft in turn (slow; for "
+             "comparison)"},
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
@@ -144,6 +149,9 @@ static int check(void)
     }
     if (strcmp(config.full_cache, "keep") != 0 && strcmp(config.full_cache, "swap") != 0) {
         return refuse("full-cache", config.full_cache, "keep or swap");
+    }
+    if (strcmp(config.overlap, "on") != 0 && strcmp(config.overlap, "off") != 0) {
+        return refuse("overlap", config.overlap, "on or off");
     }
     if (!gpw_push_down_find(config.push_down, &config.push_down_mode)) {
         return refuse("push-down", config.push_down, "off, on or auto");

@@ -2,6 +2,7 @@
 // Swaps of the full cache: what they bring and when, with the bits of full-cache decoding all the same.
 #include "../unit/gpuworker/worker_fixture.h"
 #include "common/log.h"
+#include "gpuworker/engine.h"
 #include "gpuworker/worker_internal.h"
 #include "world.h"
 
@@ -93,10 +94,87 @@ static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **stat
     world_close(&world);
 }
 
+// ---- Overlap -----------------------------------------------------------------------------------
+
+enum { SESSIONS = 3 };
+
+typedef struct overlap {
+    uint64_t us, hidden_us, moving_us, drafted;
+} overlap_t;
+
+static uint64_t counted(gpw_metric_t metric)
+{
+    return (uint64_t)gpw_metric_value(metric);
+}
+
+// One answer for each session, all at once; of other salts, so that they have nothing in common.
+static overlap_t answer_all(world_t *world, bool adaptive)
+{
+    static const char *const salts[SESSIONS] = {"a", "b", "c"};
+    static answer_t answers[SESSIONS];
+    gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
+    uint64_t start_us = as_loop_now_us(world->loop);
+    overlap_t seen = {0};
+    uint64_t hidden_us = counted(GPW_METRIC_SWAP_HIDDEN_US_TOTAL);
+    uint64_t moving_us = counted(GPW_METRIC_SWAP_MOVING_US_TOTAL);
+    params.compressor = "kivi4";
+    params.horizon = 8;
+    params.horizon_set = !adaptive;
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        params.cache_salt = salts[i];
+        answers[i].loop = world->loop;
+        answer_submit(world->workers[0].worker, &params, &answers[i]);
+    }
+    run_to_end(world, answers, SESSIONS);
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        uint64_t us = answers[i].finished_us - start_us;
+        seen.us = us > seen.us ? us : seen.us;
+        seen.drafted += answers[i].usage.drafted_tokens;
+        assert_true(answers[i].usage.swapped_bytes > 0);
+    }
+    seen.hidden_us = counted(GPW_METRIC_SWAP_HIDDEN_US_TOTAL) - hidden_us;
+    seen.moving_us = counted(GPW_METRIC_SWAP_MOVING_US_TOTAL) - moving_us;
+    world_run(world, 500000); // what it stored is told to the scheduler
+    return seen;
+}
+
+// Of sessions whose prefixes are stored, over a slow link.
+static overlap_t run_sessions(bool no_overlap, bool adaptive)
+{
+    world_t world;
+    world_options_t options = usual();
+    options.no_overlap = no_overlap;
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    const as_sim_faults_t slow = {
+        .delay_us_min = 50, .delay_us_max = 50, .bandwidth_bytes_per_s = 20000000};
+    as_sim_set_faults(world.sim, &slow);
+    (void)answer_all(&world, adaptive);
+    overlap_t seen = answer_all(&world, adaptive);
+    check_nothing_is_held(&world);
+    world_close(&world);
+    return seen;
+}
+
+static void swaps_are_hidden_under_what_is_computed(void **state)
+{
+    (void)state;
+    overlap_t on = run_sessions(false, false), off = run_sessions(true, false);
+    print_message("overlap: %llu us, %llu of %llu us hidden; in turn: %llu us, %llu of %llu\n",
+                  (unsigned long long)on.us, (unsigned long long)on.hidden_us,
+                  (unsigned long long)on.moving_us, (unsigned long long)off.us,
+                  (unsigned long long)off.hidden_us, (unsigned long long)off.moving_us);
+    assert_int_equal(on.drafted, off.drafted);
+    assert_true(on.hidden_us > off.hidden_us);
+    assert_true(off.hidden_us < off.moving_us / 20); // what prompts' last rows compute as they come
+    assert_true(on.us < off.us);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
+        cmocka_unit_test(swaps_are_hidden_under_what_is_computed),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
 }

@@ -176,7 +176,7 @@ static void a_residual_stays_out_of_the_segment(void **state)
     assert_int_equal(gpw_sealed_target(&shape, GPW_RESIDUAL_TOKENS + 160), 10);
 }
 
-static void learn(gpw_horizon_t *horizon, uint32_t accepted_of_ten, uint64_t verify_us)
+static void learn(gpw_horizon_t *horizon, uint32_t accepted_of_ten, double verify_us)
 {
     for (int i = 0; i < 40; i++) {
         gpw_horizon_outcome_t outcome = {
@@ -185,26 +185,48 @@ static void learn(gpw_horizon_t *horizon, uint32_t accepted_of_ten, uint64_t ver
     }
 }
 
+static const gpw_horizon_load_t alone = {.sessions = 1};
+
 static void the_horizon_follows_acceptance_and_cost(void **state)
 {
     (void)state;
-    gpw_horizon_t fixed, poor, good, dear;
+    gpw_horizon_t fixed, poor, good, unknown;
     gpw_horizon_init(&fixed, 7, 64, false);
     gpw_horizon_init(&poor, 16, 64, true);
     gpw_horizon_init(&good, 16, 64, true);
-    gpw_horizon_init(&dear, 16, 64, true);
+    gpw_horizon_init(&unknown, 16, 64, true);
     learn(&fixed, 10, 1000);
     learn(&poor, 1, 6000);
     learn(&good, 9, 6000);
-    learn(&dear, 9, 20000);
-    assert_int_equal(gpw_horizon_get(&fixed), 7);
-    assert_int_equal(gpw_horizon_get(&poor), 4);
-    assert_true(gpw_horizon_get(&good) > 4);
-    assert_true(gpw_horizon_get(&dear) > gpw_horizon_get(&good));
-    learn(&good, 10, 20000);
-    assert_int_equal(gpw_horizon_get(&good), 64);
+    const gpw_horizon_load_t slow_link = {.sessions = 1, .swap_us = 20000, .exposed = 1};
+    assert_int_equal(gpw_horizon_get(&fixed, &alone), 7);
+    assert_int_equal(gpw_horizon_get(&poor, &alone), 4);
+    assert_true(gpw_horizon_get(&unknown, &alone) >= 4);
+    assert_true(gpw_horizon_get(&good, &slow_link) > gpw_horizon_get(&good, &alone));
+    learn(&good, 10, 6000);
+    const gpw_horizon_load_t slowest_link = {.sessions = 1, .swap_us = 1e6, .exposed = 1};
+    assert_int_equal(gpw_horizon_get(&good, &slowest_link), 64);
     gpw_horizon_init(&good, 2, 2, true);
-    assert_int_equal(gpw_horizon_get(&good), 2); // never above what the operator allows
+    assert_int_equal(gpw_horizon_get(&good, &alone), 2); // never above what the operator allows
+}
+
+// A link that all wait for makes drafts as long as they may be at no cost; where the device is what
+// all wait for, the link does not matter.
+static void the_horizon_fills_the_time_that_the_link_takes(void **state)
+{
+    (void)state;
+    gpw_horizon_t horizon;
+    gpw_horizon_init(&horizon, 16, 64, true);
+    learn(&horizon, 9, 5500); // a draft step 1,000 us, a row 500
+    gpw_horizon_load_t load = {.sessions = 8, .exposed = 0.9};
+    uint32_t free_link = gpw_horizon_get(&horizon, &load);
+    load.swap_us = 100;
+    assert_int_equal(gpw_horizon_get(&horizon, &load), free_link);
+    load.swap_us = 30000;
+    uint32_t k = gpw_horizon_get(&horizon, &load);
+    assert_in_range(k, 17, 20); // k * 1,000 + (k + 1) * 500 us of the device in 30,000 of the link
+    assert_true(gpw_horizon_round_us(&horizon, &load, k) >= 8 * load.swap_us);
+    assert_true(gpw_horizon_round_us(&horizon, &load, k - 4) == 8 * load.swap_us);
 }
 
 int main(void)
@@ -217,6 +239,7 @@ int main(void)
         cmocka_unit_test(a_budget_holds_what_it_promised_and_no_more),
         cmocka_unit_test(a_residual_stays_out_of_the_segment),
         cmocka_unit_test(the_horizon_follows_acceptance_and_cost),
+        cmocka_unit_test(the_horizon_fills_the_time_that_the_link_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// A round of one session.
+#include "gpuworker/decode/round.h"
+
+#include "gpuworker/engine.h"
+
+// Draft steps before a draft's end at which its swap begins: they hide the way of its first layers.
+#define EARLY_STEPS 4u
+#define NEWEST      0.25 // weight of the newest round
+
+static uint32_t swap_blocks(const gpw_request_t *request)
+{
+    uint32_t first;
+    return gpw_swap_range(request, request->blocks.stored, &first);
+}
+
+// Sessions that draft and verify by turns.
+static uint32_t sharers(const gpw_engine_t *engine)
+{
+    uint32_t count = 0;
+    for (const gpw_request_t *r = engine->first; r; r = r->next) {
+        count += r->holds_session && r->step >= GPW_STEP_SEAL && r->step <= GPW_STEP_RECOMPUTE;
+    }
+    return count;
+}
+
+static gpw_horizon_load_t load_of(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    double layers = engine->shape.layers;
+    bool pushed = engine->options.push_down == GPW_PUSH_DOWN_ON;
+    double hidden = engine->options.overlap ? engine->options.swap_ring_layers : 0;
+    return (gpw_horizon_load_t){.sessions = sharers(engine),
+                                .swap_us =
+                                    pushed ? 0 : gpw_swap_link_us(engine, swap_blocks(request)),
+                                .exposed = hidden < layers ? 1 - hidden / layers : 0};
+}
+
+void gpw_round_begin(gpw_request_t *request)
+{
+    gpw_round_t *round = &request->round;
+    uint32_t left = gpw_request_drafts_left(request);
+    gpw_horizon_load_t load = load_of(request);
+    uint32_t target = gpw_horizon_get(&request->horizon, &load);
+    round->begin_us = as_loop_now_us(request->engine->loop);
+    round->draft_us = 0;
+    round->target = target < left ? target : left;
+    round->limit = request->horizon.adaptive && request->horizon.max < left ? request->horizon.max
+                   : request->horizon.adaptive                              ? left
+                                                                            : round->target;
+    round->expected_us = gpw_horizon_round_us(&request->horizon, &load, round->target);
+    round->expected_tokens = gpw_horizon_yield(&request->horizon, round->target);
+    uint32_t steps = round->target > EARLY_STEPS ? round->target - EARLY_STEPS : 0;
+    gpw_swap_book(request, round->begin_us + (uint64_t)(round->step_us * steps));
+}
+
+bool gpw_round_wants_swap(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    return engine->options.overlap && !request->swap.stream &&
+           request->draft_count + EARLY_STEPS >= request->round.target &&
+           as_loop_now_us(engine->loop) >= request->swap_retry_us;
+}
+
+bool gpw_round_is_drafted(const gpw_request_t *request)
+{
+    const gpw_round_t *round = &request->round;
+    if (request->draft_count >= round->limit) {
+        return true;
+    }
+    if (request->draft_count < round->target) {
+        return false;
+    }
+    if (!request->swap.stream) {
+        return swap_blocks(request) == 0 || !request->engine->options.overlap;
+    }
+    return request->swap.stream->pushed || gpw_swap_is_here(request);
+}
+
+void gpw_round_drafted(gpw_request_t *request)
+{
+    gpw_round_t *round = &request->round;
+    if (request->draft_count == 0) {
+        return;
+    }
+    double us = (double)(as_loop_now_us(request->engine->loop) - round->begin_us);
+    double step_us = us / request->draft_count;
+    round->step_us =
+        round->step_us > 0 ? round->step_us + NEWEST * (step_us - round->step_us) : step_us;
+}
+
+void gpw_round_end(gpw_request_t *request, uint32_t tokens)
+{
+    const gpw_round_t *round = &request->round;
+    if (!request->compressor || round->expected_us <= 0) {
+        return;
+    }
+    uint64_t us = as_loop_now_us(request->engine->loop) - round->begin_us;
+    gpw_metric_add(GPW_METRIC_ROUND_EXPECTED_US_TOTAL, (int64_t)round->expected_us);
+    gpw_metric_add(GPW_METRIC_ROUND_US_TOTAL, (int64_t)us);
+    gpw_metric_add(GPW_METRIC_ROUND_EXPECTED_TOKENS_TOTAL, (int64_t)(round->expected_tokens + 0.5));
+    gpw_metric_add(GPW_METRIC_ROUND_TOKENS_TOTAL, tokens);
+}
