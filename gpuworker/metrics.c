@@ -68,6 +68,8 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     COUNTER(batch_rows_total, "Rows in these, a row being one token of one request."),
     COUNTER(batch_passes_total,
             "Requests in these: by batch_layers_total the mean size of a batch."),
+    COUNTER(shared_swaps_total,
+            "Verifications that came along in the swap of another session on the same chain."),
     COUNTER(swap_moving_us_total, "Microseconds in which a swap moved blocks."),
     COUNTER(swap_hidden_us_total,
             "Of these, microseconds in which the device computed: by the former the share of swap "

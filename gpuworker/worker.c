@@ -298,6 +298,7 @@ void gpw_worker_options_init(gpw_worker_options_t *options)
         .horizon = GPW_HORIZON_MAX,
         .batch_rows = GPW_FORWARD_STEP_ROWS,
         .overlap = true,
+        .shared_verification = true,
         .swap_ring_layers = 4,
         .cache_bytes_max = (uint64_t)2 << 30,
         .request_deadline_us = 600000000,

@@ -113,6 +113,7 @@ typedef struct gpw_worker_options {
     bool
         swap_full_cache; // of sessions without a compressor: what stores hold is brought for each token, not kept
     bool overlap;              // false: swap, verify and draft in turn, whole (for comparison)
+    bool shared_verification;  // sessions on one chain come along in one swap
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
     uint64_t request_deadline_us;

@@ -2,6 +2,7 @@
 // A round of one session.
 #include "gpuworker/decode/round.h"
 
+#include "gpuworker/decode/riders.h"
 #include "gpuworker/engine.h"
 
 // Draft steps before a draft's end at which its swap begins: they hide the way of its first layers.
@@ -44,7 +45,8 @@ void gpw_round_begin(gpw_request_t *request)
     uint32_t target = gpw_horizon_get(&request->horizon, &load);
     round->begin_us = as_loop_now_us(request->engine->loop);
     round->draft_us = 0;
-    round->target = target < left ? target : left;
+    target = gpw_riders_target(request, target < left ? target : left);
+    round->target = target;
     round->limit = request->horizon.adaptive && request->horizon.max < left ? request->horizon.max
                    : request->horizon.adaptive                              ? left
                                                                             : round->target;

@@ -4,6 +4,7 @@
 //
 // Between a verification and the next draft no pass and no swap is in progress: the one moment when
 // a held block may turn into a stored one.
+#include "gpuworker/decode/riders.h"
 #include "gpuworker/engine.h"
 
 static void seal_block(gpw_request_t *request, uint32_t block)
@@ -62,6 +63,7 @@ gpw_turn_t gpw_seal_turn(gpw_request_t *request)
     mark_lossy(request);
     if (!request->keep_full) {
         uint32_t limit = sealed->segment ? sealed->blocks : gpw_blocks_full(blocks);
+        limit = gpw_riders_drop_limit(request, limit);
         uint32_t dropped = gpw_blocks_drop(blocks, limit);
         gpw_budget_shrink(&request->budget, dropped * (uint64_t)as_block_bytes(&blocks->shape));
         if (dropped) {

@@ -240,7 +240,7 @@ static void count_bytes(const gpw_stream_t *stream, gpw_request_t *request)
         return;
     }
     bytes = (uint64_t)gpw_transfer_news(stream->transfer)->layers * stream->block_count *
-            as_extent_bytes(&stream->engine->shape);
+            as_extent_bytes(&stream->engine->shape) / stream->joined; // each reader's share
     if (stream->prefix) {
         request->usage.fetched_bytes += bytes;
         gpw_metric_add(GPW_METRIC_FETCHED_BYTES_TOTAL, (int64_t)bytes);
@@ -287,9 +287,10 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
 {
     gpw_stream_t *stream = request->swap.stream;
     gpw_engine_t *engine = request->engine;
+    const gpw_request_t *chain = range->chain ? range->chain : request;
     uint64_t now_us = as_loop_now_us(engine->loop);
     for (uint32_t b = 0; b < range->count; b++) {
-        const gpw_block_t *block = &request->blocks.block[range->first + b];
+        const gpw_block_t *block = &chain->blocks.block[range->first + b];
         engine->block_keys[b] = block->key;
         engine->block_nodes[b] = range->node_ids ? range->node_ids[b] : block->node_id;
     }
@@ -337,6 +338,7 @@ void gpw_stream_join(gpw_stream_t *stream, gpw_request_t *request)
     swap->waited_since_us = 0;
     swap->next_reader = stream->readers;
     stream->readers = request;
+    stream->joined++;
     gpw_rings_cancel(&request->engine->streams.rings, &swap->booking);
 }
 
@@ -374,11 +376,11 @@ void gpw_stream_leave(gpw_request_t *request)
     }
     *from = request->swap.next_reader;
     request->swap.stream = NULL;
+    count_bytes(stream, request);
     if (stream->readers) {
         release(stream);
         return;
     }
-    count_bytes(stream, request); // by the last, for all
     if (gpw_transfer_news(stream->transfer)->done) {
         gpw_transfer_retire(stream->transfer);
         stream_free(stream);

@@ -28,6 +28,7 @@ typedef struct gpw_stream {
     struct gpw_stream *next;
     struct gpw_request *readers; // linked by swap.next_reader
     gpw_transfer_t *transfer;    // NULL before it has begun
+    uint32_t joined;             // readers, also those that have left
     uint8_t *ring;
     size_t ring_bytes;
     uint32_t first_block, block_count;
@@ -51,6 +52,7 @@ typedef struct gpw_streams {
 } gpw_streams_t;
 
 typedef struct gpw_stream_range {
+    const struct gpw_request *chain; // whose blocks; NULL: the request's own
     uint32_t first, count;
     const uint64_t *node_ids; // who has each; NULL: as the blocks say
 } gpw_stream_range_t;

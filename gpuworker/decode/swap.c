@@ -6,6 +6,7 @@
 
 #include "common/assert.h"
 #include "gpuworker/decode/pushdown.h"
+#include "gpuworker/decode/riders.h"
 #include "gpuworker/engine.h"
 
 uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *first_p)
@@ -68,13 +69,15 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
     if (!gpw_streams_may_begin(request)) {
         return AS_ERR_BUSY;
     }
-    as_status_t status = gpw_stream_open(request, gpw_swap_ring_bytes(engine, count));
+    gpw_stream_range_t range = {.first = first, .count = count, .node_ids = node_ids};
+    gpw_riders_widen(request, &range);
+    as_status_t status = gpw_stream_open(request, gpw_swap_ring_bytes(engine, range.count));
     if (status != AS_OK) {
         return status;
     }
     gpw_stream_t *stream = request->swap.stream;
     stream->layer_slots = ring_slots(engine);
-    stream->layer_stride = count * as_extent_bytes(&engine->shape);
+    stream->layer_stride = range.count * as_extent_bytes(&engine->shape);
     const gpw_transfer_params_t params = {
         .kind = GPW_TRANSFER_FETCH,
         .buffer = stream->ring,
@@ -82,8 +85,11 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
         .layer_slots = stream->layer_slots,
         .urgency = request->step == GPW_STEP_FETCH ? ASSAY_URGENCY_PREFIX : ASSAY_URGENCY_VERIFY,
     };
-    const gpw_stream_range_t range = {first, count, node_ids};
-    return gpw_stream_begin(request, &range, &params);
+    status = gpw_stream_begin(request, &range, &params);
+    if (status == AS_OK) {
+        gpw_riders_join(request, &range);
+    }
+    return status;
 }
 
 // ---- Layers ------------------------------------------------------------------------------------

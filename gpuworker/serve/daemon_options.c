@@ -90,6 +90,9 @@ static const as_option_t table[] = {
      .fallback = "on", .metavar = "on|off",
      .help = "swaps come while drafts are computed; off: swap, verify and draft in turn (slow; for "
              "comparison)"},
+    {.name = "shared-verification", .type = AS_OPTION_STRING, .value = &config.shared_verification,
+     .fallback = "on", .metavar = "on|off",
+     .help = "sessions on one chain are verified in one swap of its blocks"},
     {.name = "swap-ring", .type = AS_OPTION_INT, .value = &config.swap_ring_layers,
      .fallback = "4", .metavar = "LAYERS",
      .help = "layers of the full cache under way to a verification", .min = 1, .max = 256},
@@ -141,6 +144,11 @@ static bool is_utf8(const char *option, const char *value)
     return false;
 }
 
+static bool is_on_or_off(const char *value)
+{
+    return strcmp(value, "on") == 0 || strcmp(value, "off") == 0;
+}
+
 // Checks what the table cannot. Returns an exit code.
 static int check(void)
 {
@@ -150,8 +158,11 @@ static int check(void)
     if (strcmp(config.full_cache, "keep") != 0 && strcmp(config.full_cache, "swap") != 0) {
         return refuse("full-cache", config.full_cache, "keep or swap");
     }
-    if (strcmp(config.overlap, "on") != 0 && strcmp(config.overlap, "off") != 0) {
+    if (!is_on_or_off(config.overlap)) {
         return refuse("overlap", config.overlap, "on or off");
+    }
+    if (!is_on_or_off(config.shared_verification)) {
+        return refuse("shared-verification", config.shared_verification, "on or off");
     }
     if (!gpw_push_down_find(config.push_down, &config.push_down_mode)) {
         return refuse("push-down", config.push_down, "off, on or auto");

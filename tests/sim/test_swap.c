@@ -94,63 +94,94 @@ static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **stat
     world_close(&world);
 }
 
-// ---- Overlap -----------------------------------------------------------------------------------
+// ---- Several sessions --------------------------------------------------------------------------
 
 enum { SESSIONS = 3 };
 
-typedef struct overlap {
-    uint64_t us, hidden_us, moving_us, drafted;
-} overlap_t;
+// How the sessions of a run are made.
+typedef struct setting {
+    bool in_turn;   // without overlap
+    bool own_swaps; // not shared
+    bool one_chain; // else of other salts, so that they have nothing in common
+} setting_t;
+
+typedef struct seen {
+    uint64_t us, hidden_us, moving_us, drafted, swapped, shared;
+} seen_t;
 
 static uint64_t counted(gpw_metric_t metric)
 {
     return (uint64_t)gpw_metric_value(metric);
 }
 
-// One answer for each session, all at once; of other salts, so that they have nothing in common.
-static overlap_t answer_all(world_t *world, bool adaptive)
+static const char *salt_of(const setting_t *setting, uint32_t session)
 {
     static const char *const salts[SESSIONS] = {"a", "b", "c"};
-    static answer_t answers[SESSIONS];
+    return salts[setting->one_chain ? 0 : session];
+}
+
+static gpw_request_params_t drafted(const setting_t *setting, uint32_t session)
+{
     gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
-    uint64_t start_us = as_loop_now_us(world->loop);
-    overlap_t seen = {0};
-    uint64_t hidden_us = counted(GPW_METRIC_SWAP_HIDDEN_US_TOTAL);
-    uint64_t moving_us = counted(GPW_METRIC_SWAP_MOVING_US_TOTAL);
     params.compressor = "kivi4";
-    params.horizon = 8;
-    params.horizon_set = !adaptive;
+    params.horizon = setting->one_chain ? 32 : 8;
+    params.horizon_set = !setting->one_chain; // else it adapts
+    params.cache_salt = salt_of(setting, session);
+    return params;
+}
+
+static void submit_all(world_t *world, const setting_t *setting, answer_t *answers)
+{
     for (uint32_t i = 0; i < SESSIONS; i++) {
-        params.cache_salt = salts[i];
+        gpw_request_params_t params = drafted(setting, i);
         answers[i].loop = world->loop;
         answer_submit(world->workers[0].worker, &params, &answers[i]);
     }
+}
+
+static seen_t answer_all(world_t *world, const setting_t *setting)
+{
+    static answer_t answers[SESSIONS];
+    uint64_t start_us = as_loop_now_us(world->loop);
+    uint64_t hidden_us = counted(GPW_METRIC_SWAP_HIDDEN_US_TOTAL);
+    uint64_t moving_us = counted(GPW_METRIC_SWAP_MOVING_US_TOTAL);
+    uint64_t shared = counted(GPW_METRIC_SHARED_SWAPS_TOTAL);
+    seen_t seen = {0};
+    submit_all(world, setting, answers);
     run_to_end(world, answers, SESSIONS);
     for (uint32_t i = 0; i < SESSIONS; i++) {
         uint64_t us = answers[i].finished_us - start_us;
         seen.us = us > seen.us ? us : seen.us;
         seen.drafted += answers[i].usage.drafted_tokens;
+        seen.swapped += answers[i].usage.swapped_bytes;
         assert_true(answers[i].usage.swapped_bytes > 0);
     }
     seen.hidden_us = counted(GPW_METRIC_SWAP_HIDDEN_US_TOTAL) - hidden_us;
     seen.moving_us = counted(GPW_METRIC_SWAP_MOVING_US_TOTAL) - moving_us;
+    seen.shared = counted(GPW_METRIC_SHARED_SWAPS_TOTAL) - shared;
     world_run(world, 500000); // what it stored is told to the scheduler
     return seen;
 }
 
-// Of sessions whose prefixes are stored, over a slow link.
-static overlap_t run_sessions(bool no_overlap, bool adaptive)
+// A world with a slow link, in which the sessions' prefixes are stored.
+static void open_stored(world_t *world, const setting_t *setting)
 {
-    world_t world;
     world_options_t options = usual();
-    options.no_overlap = no_overlap;
-    world_open(&world, &options);
-    world_run(&world, 2000000);
+    options.no_overlap = setting->in_turn;
+    options.no_sharing = setting->own_swaps;
+    world_open(world, &options);
+    world_run(world, 2000000);
     const as_sim_faults_t slow = {
         .delay_us_min = 50, .delay_us_max = 50, .bandwidth_bytes_per_s = 20000000};
-    as_sim_set_faults(world.sim, &slow);
-    (void)answer_all(&world, adaptive);
-    overlap_t seen = answer_all(&world, adaptive);
+    as_sim_set_faults(world->sim, &slow);
+    (void)answer_all(world, setting);
+}
+
+static seen_t run_sessions(setting_t setting)
+{
+    world_t world;
+    open_stored(&world, &setting);
+    seen_t seen = answer_all(&world, &setting);
     check_nothing_is_held(&world);
     world_close(&world);
     return seen;
@@ -159,15 +190,52 @@ static overlap_t run_sessions(bool no_overlap, bool adaptive)
 static void swaps_are_hidden_under_what_is_computed(void **state)
 {
     (void)state;
-    overlap_t on = run_sessions(false, false), off = run_sessions(true, false);
-    print_message("overlap: %llu us, %llu of %llu us hidden; in turn: %llu us, %llu of %llu\n",
-                  (unsigned long long)on.us, (unsigned long long)on.hidden_us,
-                  (unsigned long long)on.moving_us, (unsigned long long)off.us,
-                  (unsigned long long)off.hidden_us, (unsigned long long)off.moving_us);
+    seen_t on = run_sessions((setting_t){0}), off = run_sessions((setting_t){.in_turn = true});
     assert_int_equal(on.drafted, off.drafted);
-    assert_true(on.hidden_us > off.hidden_us);
+    assert_true(on.hidden_us > on.moving_us / 2);
     assert_true(off.hidden_us < off.moving_us / 20); // what prompts' last rows compute as they come
     assert_true(on.us < off.us);
+    assert_int_equal(on.shared, 0);
+}
+
+static void sessions_on_one_chain_are_verified_in_one_swap(void **state)
+{
+    (void)state;
+    seen_t own = run_sessions((setting_t){.one_chain = true, .own_swaps = true});
+    seen_t shared = run_sessions((setting_t){.one_chain = true});
+    assert_int_equal(own.shared, 0);
+    assert_true(shared.shared > 0);
+    assert_true(3 * shared.swapped < 2 * own.swapped);
+    assert_true(shared.us < own.us);
+}
+
+// Who leaves in the middle of a swap leaves it to the others.
+static void one_that_is_cancelled_does_not_stop_those_that_came_along(void **state)
+{
+    const setting_t setting = {.one_chain = true};
+    static answer_t answers[SESSIONS];
+    (void)state;
+    for (uint32_t leaver = 0; leaver < SESSIONS; leaver++) {
+        world_t world;
+        open_stored(&world, &setting);
+        uint64_t shared = counted(GPW_METRIC_SHARED_SWAPS_TOTAL);
+        submit_all(&world, &setting, answers);
+        while (counted(GPW_METRIC_SHARED_SWAPS_TOTAL) < shared + 2) {
+            as_loop_run_once(world.loop, true);
+        }
+        gpw_worker_cancel(world.workers[0].worker, answers[leaver].id);
+        while (!answers[leaver].finished) {
+            as_loop_run_once(world.loop, true);
+        }
+        assert_int_equal(answers[leaver].finish, GPW_FINISH_CANCELLED);
+        for (uint32_t i = 0; i < SESSIONS; i++) {
+            if (i != leaver) {
+                run_to_end(&world, &answers[i], 1);
+            }
+        }
+        check_nothing_is_held(&world);
+        world_close(&world);
+    }
 }
 
 int main(void)
@@ -175,6 +243,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
         cmocka_unit_test(swaps_are_hidden_under_what_is_computed),
+        cmocka_unit_test(sessions_on_one_chain_are_verified_in_one_swap),
+        cmocka_unit_test(one_that_is_cancelled_does_not_stop_those_that_came_along),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
 }

@@ -50,6 +50,7 @@ typedef struct world_options {
     size_t ram_bytes;         // of a store
     gpw_push_down_t push_down;
     bool swap_full_cache; // of sessions without a compressor
+    bool no_sharing;      // each session is verified in a swap of its own
     bool no_overlap;      // swap, verify and draft in turn
     bool no_attend;       // stores compute no attention
     bool weigh;           // workers compute a stored prefix where that is faster

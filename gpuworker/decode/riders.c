@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sessions on one chain are verified in one swap.
+#include "gpuworker/decode/riders.h"
+
+#include <string.h>
+
+#include "gpuworker/engine.h"
+
+#define OWN_BLOCKS_MAX 16u // that a session holds behind what it has in common with others
+#define STEPS_MORE     4u  // that a rider may draft while the first layers come
+
+// Whether the chains of both are the same up to block `end`. A key stands for all before it.
+static bool is_common(const gpw_request_t *a, const gpw_request_t *b, uint32_t end)
+{
+    return end > 0 && end <= a->blocks.keyed && end <= b->blocks.keyed &&
+           memcmp(&a->blocks.block[end - 1].key, &b->blocks.block[end - 1].key, sizeof(as_key_t)) ==
+               0;
+}
+
+static bool is_verified(const gpw_request_t *request)
+{
+    return request->verify && request->compressor && request->holds_session && request->cached;
+}
+
+// Whether it wants its swap soon enough to come along in one of so many blocks: before that is over, or
+// with half of its draft. A verification costs by its rows, so a short one wastes little.
+static bool is_due(const gpw_request_t *r, uint32_t blocks)
+{
+    if (!is_verified(r) || r->swap.stream) {
+        return false;
+    }
+    if (r->step == GPW_STEP_SWAP) {
+        return as_loop_now_us(r->engine->loop) >= r->swap_retry_us;
+    }
+    if (r->step != GPW_STEP_DRAFT || !r->drafting || r->draft_count == 0) {
+        return false;
+    }
+    uint32_t steps = r->round.target > r->draft_count ? r->round.target - r->draft_count : 0;
+    return 2 * (r->draft_count + STEPS_MORE) >= r->round.target ||
+           steps * r->round.step_us <= gpw_swap_link_us(r->engine, blocks);
+}
+
+// Whether `r` drafts on the chain of `request`, and its swap has not begun.
+static bool drafts_on_chain_of(const gpw_request_t *r, const gpw_request_t *request)
+{
+    uint32_t a = r->blocks.stored, b = request->blocks.stored;
+    return r != request && is_verified(r) && r->step == GPW_STEP_DRAFT && r->drafting &&
+           !r->swap.stream && is_common(request, r, a < b ? a : b);
+}
+
+uint32_t gpw_riders_target(gpw_request_t *request, uint32_t target)
+{
+    const gpw_engine_t *engine = request->engine;
+    uint32_t best = target;
+    for (gpw_request_t *r = engine->first; engine->options.shared_verification && r; r = r->next) {
+        if (!drafts_on_chain_of(r, request)) {
+            continue;
+        }
+        uint32_t drafted = r->draft_count;
+        uint32_t left = r->round.target > drafted ? r->round.target - drafted : 0;
+        if (2 * left >= target) {
+            best = left < best ? left : best;
+        } else if (drafted + target <= r->round.limit) {
+            r->round.target = drafted + target; // it waits, and drafts meanwhile
+        }
+    }
+    return best;
+}
+
+static bool is_shared(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    bool swaps = request->step == GPW_STEP_DRAFT || request->step == GPW_STEP_SWAP;
+    return engine->options.shared_verification && is_verified(request) && swaps;
+}
+
+void gpw_riders_widen(const gpw_request_t *request, gpw_stream_range_t *range)
+{
+    range->chain = request;
+    for (const gpw_request_t *r = request->engine->first; is_shared(request) && r; r = r->next) {
+        uint32_t end = range->first + range->count, first;
+        uint32_t count = gpw_swap_range(r, r->blocks.stored, &first);
+        if (r != request && first == range->first && count > range->count &&
+            is_common(request, r, end) && is_due(r, count)) {
+            range->chain = r;
+            range->count = count;
+        }
+    }
+}
+
+void gpw_riders_join(gpw_request_t *request, const gpw_stream_range_t *range)
+{
+    gpw_stream_t *stream = request->swap.stream;
+    for (gpw_request_t *r = request->engine->first; is_shared(request) && r; r = r->next) {
+        uint32_t first;
+        uint32_t count = gpw_swap_range(r, r->blocks.stored, &first);
+        if (r == request || count == 0 || first < range->first ||
+            first + count > range->first + range->count ||
+            !is_common(range->chain, r, first + count) || !is_due(r, range->count)) {
+            continue;
+        }
+        gpw_stream_join(stream, r);
+        gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
+        uint32_t most = r->draft_count + STEPS_MORE;
+        r->round.target = r->round.target < most ? r->round.target : most;
+        gpw_request_wake(r);
+    }
+}
+
+// The longest chain that another session has in common with this one, in blocks.
+static uint32_t common_blocks(const gpw_request_t *request)
+{
+    uint32_t most = 0;
+    for (const gpw_request_t *r = request->engine->first; r; r = r->next) {
+        if (r == request || !is_verified(r)) {
+            continue;
+        }
+        uint32_t common = most, beyond = request->blocks.keyed + 1;
+        while (beyond - common > 1) {
+            uint32_t middle = common + (beyond - common) / 2;
+            *(is_common(request, r, middle) ? &common : &beyond) = middle;
+        }
+        most = common;
+    }
+    return most;
+}
+
+uint32_t gpw_riders_drop_limit(const gpw_request_t *request, uint32_t limit)
+{
+    if (!request->engine->options.shared_verification || !is_verified(request)) {
+        return limit;
+    }
+    uint32_t common = common_blocks(request);
+    return common > 0 && common < limit && limit - common <= OWN_BLOCKS_MAX ? common : limit;
+}
