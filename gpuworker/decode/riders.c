@@ -74,6 +74,35 @@ static bool is_shared(const gpw_request_t *request)
     return engine->options.shared_verification && is_verified(request) && swaps;
 }
 
+// One whose range has ours in common with it.
+static bool has_reader_of(const gpw_stream_t *stream, const gpw_request_t *request, uint32_t first,
+                          uint32_t end)
+{
+    for (const gpw_request_t *r = stream->readers; r; r = r->swap.next_reader) {
+        if (r->swap.first_block <= first && r->swap.end_block >= end &&
+            is_common(r, request, end)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool gpw_riders_board(gpw_request_t *request, uint32_t first, uint32_t count)
+{
+    for (gpw_stream_t *s = request->engine->streams.first; is_shared(request) && s; s = s->next) {
+        if (s->pushed || s->prefix || s->released > 0 || gpw_transfer_news(s->transfer)->done ||
+            !has_reader_of(s, request, first, first + count)) {
+            continue;
+        }
+        gpw_stream_join(s, request);
+        request->swap.first_block = first;
+        request->swap.end_block = first + count;
+        gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
+        return true;
+    }
+    return false;
+}
+
 void gpw_riders_widen(const gpw_request_t *request, gpw_stream_range_t *range)
 {
     range->chain = request;
@@ -100,6 +129,8 @@ void gpw_riders_join(gpw_request_t *request, const gpw_stream_range_t *range)
             continue;
         }
         gpw_stream_join(stream, r);
+        r->swap.first_block = first;
+        r->swap.end_block = first + count;
         gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
         uint32_t most = r->draft_count + STEPS_MORE;
         r->round.target = r->round.target < most ? r->round.target : most;

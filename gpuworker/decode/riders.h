@@ -16,6 +16,8 @@ struct gpw_request;
 // How long the draft that `request` begins should be, rather than `target`, to be complete with that of
 // a session on the same chain: so those that came along once stay together.
 uint32_t gpw_riders_target(struct gpw_request *request, uint32_t target);
+// Joins a stream that brings these blocks already, and of which no layer is gone yet.
+bool gpw_riders_board(struct gpw_request *request, uint32_t first, uint32_t count);
 // Widens the range of a swap that `request` is about to begin to that of the longest chain among
 // those that would come along.
 void gpw_riders_widen(const struct gpw_request *request, gpw_stream_range_t *range);

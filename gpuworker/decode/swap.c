@@ -66,6 +66,9 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
                            const uint64_t *node_ids)
 {
     gpw_engine_t *engine = request->engine;
+    if (gpw_riders_board(request, first, count)) {
+        return AS_OK;
+    }
     if (!gpw_streams_may_begin(request)) {
         return AS_ERR_BUSY;
     }
@@ -76,6 +79,8 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
         return status;
     }
     gpw_stream_t *stream = request->swap.stream;
+    request->swap.first_block = first;
+    request->swap.end_block = first + count;
     stream->layer_slots = ring_slots(engine);
     stream->layer_stride = range.count * as_extent_bytes(&engine->shape);
     const gpw_transfer_params_t params = {
@@ -139,8 +144,7 @@ bool gpw_swap_is_here(const gpw_request_t *request)
 const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block, uint32_t layer)
 {
     const gpw_stream_t *stream = swap->stream;
-    if (!stream || stream->pushed || block < stream->first_block ||
-        block - stream->first_block >= stream->block_count) {
+    if (!stream || stream->pushed || block < swap->first_block || block >= swap->end_block) {
         return NULL;
     }
     size_t extent_bytes = as_extent_bytes(&stream->engine->shape);

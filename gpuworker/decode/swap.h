@@ -24,6 +24,8 @@ typedef struct gpw_swap {
     gpw_stream_t *stream; // NULL: none
     struct gpw_request *next_reader;
     uint32_t released; // layers that it has read
+    uint32_t first_block,
+        end_block; // of the stream's, those that are its own too: of a longer chain's the rest may not be
     // In line for the link.
     gpw_booking_t booking;
     bool waits;

@@ -76,12 +76,13 @@ static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
     }
     const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.stream->transfer);
     bool busy = news->done && news->status == AS_ERR_BUSY;
+    bool is_own = hole < request->swap.end_block;
     gpw_pass_end(request);
     gpw_swap_end(request);
     if (busy) {
         request->swap_retry_us = as_loop_now_us(request->engine->loop) + BUSY_RETRY_US;
     }
-    if (busy || hole >= request->blocks.stored) { // of another session's blocks
+    if (busy || !is_own) { // another session's block is missing
         return gpw_request_go(request, GPW_STEP_SWAP);
     }
     return gpw_recompute_from(request, hole);

@@ -238,12 +238,55 @@ static void one_that_is_cancelled_does_not_stop_those_that_came_along(void **sta
     }
 }
 
+// Two whose chains part: the shorter one comes along where the longer one's blocks are brought, and
+// has blocks behind the common ones that only its segment holds.
+static void one_whose_chain_parts_takes_no_page_that_is_not_its_own(void **state)
+{
+    enum { COMMON = 5 * BLOCK_TOKENS, SHORT = 120, LONG_ANSWER = 120 };
+    static int32_t tokens[SHORT];
+    static answer_t plain, parted, other;
+    const setting_t setting = {.one_chain = true};
+    (void)state;
+    memcpy(tokens, prompt, sizeof(tokens));
+    prompt_make(tokens + COMMON, SHORT - COMMON, 0, 99);
+    gpw_request_params_t params = request_params(tokens, SHORT, LONG_ANSWER);
+    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
+    answer_submit(rig.worker, &params, &plain);
+    rig_run(&rig);
+    rig_close(&rig);
+
+    world_t world;
+    open_stored(&world, &setting);
+    const gpw_engine_t *engine = world.workers[0].worker->engine;
+    uint64_t shared = counted(GPW_METRIC_SHARED_SWAPS_TOTAL);
+    params.compressor = "snapkv";
+    params.cache_salt = salt_of(&setting, 0);
+    params.horizon = 4;
+    params.horizon_set = true;
+    answer_submit(world.workers[0].worker, &params, &parted);
+    while (!engine->first || engine->first->blocks.stored < 8) {
+        as_loop_run_once(world.loop, true);
+        assert_false(parted.finished);
+    }
+    while (!parted.finished) { // others come and go beside it
+        params = drafted(&setting, 0);
+        answer_submit(world.workers[0].worker, &params, &other);
+        run_to_end(&world, &other, 1);
+    }
+    assert_true(counted(GPW_METRIC_SHARED_SWAPS_TOTAL) > shared);
+    assert_int_equal(parted.status, AS_OK);
+    answer_compare(&parted, &plain, "parted");
+    check_nothing_is_held(&world);
+    world_close(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
         cmocka_unit_test(swaps_are_hidden_under_what_is_computed),
         cmocka_unit_test(sessions_on_one_chain_are_verified_in_one_swap),
+        cmocka_unit_test(one_whose_chain_parts_takes_no_page_that_is_not_its_own),
         cmocka_unit_test(one_that_is_cancelled_does_not_stop_those_that_came_along),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
