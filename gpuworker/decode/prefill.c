@@ -109,6 +109,14 @@ static as_status_t hold_prefix(gpw_request_t *request)
     return status;
 }
 
+// What stores have is not held here: the memory of it is others'. A recompute reserves its own.
+static void give_back_prefix(gpw_request_t *request)
+{
+    const gpw_blocks_t *blocks = &request->blocks;
+    gpw_budget_shrink(&request->budget, blocks->stored * (uint64_t)as_block_bytes(&blocks->shape));
+    gpw_engine_freed(request->engine);
+}
+
 static void let_go(gpw_request_t *request)
 {
     gpw_pass_end(request);
@@ -142,6 +150,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     gpw_blocks_filled(&request->blocks);
     request->exact_tokens = request->token_count;
     let_go(request);
+    give_back_prefix(request);
     gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
     if (request->route) {
         gpw_transfer_retire(request->route);

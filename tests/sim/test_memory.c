@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What sessions reserve of a worker's memory beside stores.
+#include "../unit/gpuworker/worker_fixture.h"
+#include "common/log.h"
+#include "gpuworker/engine.h"
+#include "gpuworker/worker_internal.h"
+#include "world.h"
+
+enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 24 };
+
+static answer_t answers[2];
+
+static void run_until_told(world_t *world, const answer_t *answer)
+{
+    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
+    while (answer->count == 0 && as_loop_now_us(world->loop) < until_us) {
+        as_loop_run_once(world->loop, true);
+    }
+    assert_true(answer->count > 0);
+}
+
+static void run_until_idle(world_t *world)
+{
+    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
+    while (!gpw_worker_idle(world->workers[0].worker) && as_loop_now_us(world->loop) < until_us) {
+        as_loop_run_once(world->loop, true);
+    }
+    assert_true(gpw_worker_idle(world->workers[0].worker));
+}
+
+// Reserved when the first token of the prompt is there.
+static uint64_t reserved_after_prefill(world_t *world, uint32_t number, const int32_t *prompt)
+{
+    gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
+    params.compressor = "kivi4";
+    answer_submit(world->workers[0].worker, &params, &answers[number]);
+    run_until_told(world, &answers[number]);
+    return world->workers[0].worker->engine->device.reserved_bytes;
+}
+
+static void a_prefix_that_came_from_stores_takes_no_memory_for_its_full_cache(void **state)
+{
+    (void)state;
+    as_log_set_level(AS_LOG_ERROR);
+    gpw_model_t *model = tiny_load(3);
+    int32_t prompt[PROMPT];
+    prompt_make(prompt, PROMPT, 0, 5);
+    world_t world;
+    world_options_t options = {.model = model,
+                               .seed = 5,
+                               .stores = 1,
+                               .workers = 1,
+                               .block_tokens = BLOCK_TOKENS,
+                               .cache_bytes_max = 16u << 20,
+                               .ram_bytes = 8u << 20};
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    uint64_t computed = reserved_after_prefill(&world, 0, prompt);
+    run_until_idle(&world);
+    uint64_t fetched = reserved_after_prefill(&world, 1, prompt);
+    run_until_idle(&world);
+    const gpw_engine_t *engine = world.workers[0].worker->engine;
+    uint64_t prefix =
+        answers[1].usage.cached_tokens / BLOCK_TOKENS * as_block_bytes(&engine->shape);
+    assert_true(answers[0].usage.cached_tokens == 0 && prefix > 0);
+    assert_true(fetched + prefix <= computed);
+    assert_int_equal(engine->device.reserved_bytes, 0);
+    world_close(&world);
+    gpw_model_free(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_prefix_that_came_from_stores_takes_no_memory_for_its_full_cache),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
