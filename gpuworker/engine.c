@@ -296,7 +296,10 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
         (gpw_device_t){.ops = gpw_device_host(), .bytes_max = options->cache_bytes_max};
     gpw_streams_init(engine);
     engine->tick_task = (as_task_t){.fn = tick, .ctx = engine};
-    as_status_t status = gpw_shared_alloc(&engine->device, &engine->shared);
+    as_status_t status = gpw_trace_alloc(options->trace_path, &engine->trace);
+    if (status == AS_OK) {
+        status = gpw_shared_alloc(&engine->device, &engine->shared);
+    }
     if (status == AS_OK) {
         status = krn_pool_alloc(options->threads, &engine->pool);
     }
@@ -355,6 +358,7 @@ void gpw_engine_free(gpw_engine_t *engine)
     gpw_streams_fini(engine);
     as_loop_unpost(engine->loop, &engine->tick_task);
     gpw_shared_free(engine->shared);
+    gpw_trace_free(engine->trace);
     AS_ASSERT(engine->device.reserved_bytes == 0);
     for (uint32_t i = 0; i < GPW_REQUESTS_MAX; i++) {
         slot_fini(&engine->forwards[i]);

@@ -16,6 +16,7 @@
 #include "gpuworker/resident/pages.h"
 #include "gpuworker/resident/shared.h"
 #include "gpuworker/request.h"
+#include "gpuworker/trace.h"
 
 #define GPW_PREFILLS_MAX                                                                           \
     2u // passes of many rows at once: one computes while the other waits for a fetch
@@ -31,6 +32,7 @@ typedef struct gpw_engine {
     gpw_batch_t batch;
     gpw_push_rates_t push;
     gpw_streams_t streams;
+    gpw_trace_t *trace; // NULL: none is written
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
     gpw_forward_slot_t long_forwards[GPW_PREFILLS_MAX];
     void *observe_scratch; // gpw_segment_observe_bytes of the longest context

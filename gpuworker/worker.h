@@ -128,6 +128,7 @@ typedef struct gpw_worker_options {
     const char *cluster_id;           // as in cluster.h
     uint8_t instance_id[16];          // of this node for the scheduler; all 0: drawn at random
     uint64_t incarnation;             // 0: the wall clock
+    const char *trace_path;           // file of trace events (trace.h); NULL: none
     uint64_t tick_us; // simulation: virtual time that one unit of compute takes; 0: it runs at
                       // once, in real time
 } gpw_worker_options_t;

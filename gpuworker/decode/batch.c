@@ -330,6 +330,7 @@ void gpw_batch_run(gpw_engine_t *engine)
     uint64_t us = as_loop_now_us(engine->loop) - start_us;
     batch->spent_us[lane] += engine->options.tick_us + us;
     gpw_streams_count(engine, us);
+    gpw_trace_busy(engine->trace, start_us - engine->options.tick_us, start_us + us);
 }
 
 // ---- Life --------------------------------------------------------------------------------------

@@ -87,6 +87,13 @@ void gpw_round_drafted(gpw_request_t *request)
     }
     double us = (double)(as_loop_now_us(request->engine->loop) - round->begin_us);
     double step_us = us / request->draft_count;
+    const gpw_trace_span_t span = {.lane = GPW_TRACE_DRAFT,
+                                   .session = request->id,
+                                   .begin_us = round->begin_us,
+                                   .end_us = as_loop_now_us(request->engine->loop),
+                                   .noun = "tokens",
+                                   .amount = request->draft_count};
+    gpw_trace_add(request->engine->trace, &span);
     round->step_us =
         round->step_us > 0 ? round->step_us + NEWEST * (step_us - round->step_us) : step_us;
 }

@@ -14,9 +14,9 @@
 struct gpw_request;
 
 typedef struct gpw_round {
-    uint64_t begin_us;
-    uint32_t target, limit; // tokens to draft; most tokens
-    double draft_us;        // device time of the draft so far
+    uint64_t begin_us, verify_us; // of the draft; of its verification
+    uint32_t target, limit;       // tokens to draft; most tokens
+    double draft_us;              // device time of the draft so far
     double
         step_us; // wall time of a draft step, all that came between included (decayed); 0: not known
     double expected_us, expected_tokens; // of the round; 0: not known

@@ -98,12 +98,27 @@ static void begin_moving(gpw_engine_t *engine)
     engine->streams.moving++;
 }
 
+static void trace(const gpw_stream_t *stream)
+{
+    const gpw_engine_t *engine = stream->engine;
+    const gpw_trace_span_t span = {.lane = GPW_TRACE_SWAP,
+                                   .session = stream->session,
+                                   .begin_us = stream->begin_us,
+                                   .end_us = as_loop_now_us(engine->loop),
+                                   .noun = "blocks",
+                                   .amount = stream->block_count};
+    if (!stream->pushed) { // else it is the verification's lane
+        gpw_trace_add(engine->trace, &span);
+    }
+}
+
 static void end_moving(gpw_stream_t *stream)
 {
     if (!stream->arrived) {
         gpw_streams_count(stream->engine, 0);
         stream->engine->streams.moving -= !stream->pushed;
         stream->arrived = true;
+        trace(stream);
         gpw_engine_kick(stream->engine); // without overlap everything waited for it
     }
 }
@@ -315,6 +330,8 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
         stream_free(stream);
         return status;
     }
+    stream->begin_us = now_us;
+    stream->session = request->id;
     stream->first_block = range->first;
     stream->block_count = range->count;
     stream->prefix = request->step == GPW_STEP_FETCH;

@@ -34,10 +34,12 @@ typedef struct gpw_stream {
     uint32_t first_block, block_count;
     size_t layer_stride;
     uint32_t layer_slots;
-    uint32_t released;   // layers, by all readers
-    bool prefix;         // counted as fetched, not as swapped
-    bool pushed;         // an attend (decode/pushdown.h): the ring holds no extents
-    bool arrived;        // all of it, or what will ever come
+    uint32_t released; // layers, by all readers
+    bool prefix;       // counted as fetched, not as swapped
+    bool pushed;       // an attend (decode/pushdown.h): the ring holds no extents
+    bool arrived;      // all of it, or what will ever come
+    uint64_t begin_us;
+    uint64_t session;    // who began it
     uint64_t overdue_us; // when it is far behind what was expected
 } gpw_stream_t;
 

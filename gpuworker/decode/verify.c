@@ -27,12 +27,26 @@ static bool emit_row(gpw_request_t *request, uint32_t row, const float *logits, 
     return agrees && !*complete_p;
 }
 
+static void trace(const gpw_request_t *request, uint32_t tokens)
+{
+    const gpw_engine_t *engine = request->engine;
+    bool pushed = gpw_swap_is_pushed(&request->swap);
+    const gpw_trace_span_t span = {.lane = pushed ? GPW_TRACE_PUSH_DOWN : GPW_TRACE_VERIFY,
+                                   .session = request->id,
+                                   .begin_us = request->round.verify_us,
+                                   .end_us = as_loop_now_us(engine->loop),
+                                   .noun = "tokens",
+                                   .amount = tokens};
+    gpw_trace_add(engine->trace, &span);
+}
+
 // The cache takes the K and V of what was emitted, and the next round begins.
 static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
 {
     uint32_t drafted = request->draft_count;
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
     double verify_us = request->pass.busy_us;
+    trace(request, accepted + 1);
     gpw_pass_end(request);
     gpw_push_done(request);
     gpw_swap_end(request);
@@ -103,6 +117,7 @@ static gpw_turn_t begin(gpw_request_t *request)
     }
     AS_ASSERT(request->blocks.tokens == request->token_count - 1);
     request->accepted_before = request->usage.accepted_tokens;
+    request->round.verify_us = as_loop_now_us(request->engine->loop);
     gpw_turn_t turn =
         gpw_pass_begin(request, &verify_pass, request->forward, request->blocks.tokens, rows);
     return gpw_swap_is_pushed(&request->swap) ? gpw_pass_turn(request) : turn;

@@ -154,6 +154,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.push_down = config->push_down_mode;
     options.overlap = strcmp(config->overlap, "on") == 0;
     options.shared_verification = strcmp(config->shared_verification, "on") == 0;
+    options.trace_path = config->trace;
     options.swap_full_cache = strcmp(config->full_cache, "swap") == 0;
     options.swap_ring_layers = (uint32_t)config->swap_ring_layers;
     options.cache_bytes_max = (uint64_t)config->cache_bytes;

@@ -21,7 +21,7 @@ typedef struct gpw_daemon_config {
     const char *weights; // "f16" or "f32"
     int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
     int64_t batch_rows;
-    const char *full_cache, *overlap, *shared_verification;
+    const char *full_cache, *overlap, *shared_verification, *trace;
     const char *push_down;
     gpw_push_down_t push_down_mode;
     int64_t cache_bytes;

@@ -100,6 +100,10 @@ static const as_option_t table[] = {
      .fallback = "auto", .metavar = "off|on|auto",
      .help = "attention of verifications computed at the stores, to the same bits, instead of "
              "bringing the blocks: off, on, or auto: where that is expected to take less time"},
+    {.name = "trace", .type = AS_OPTION_STRING, .value = &config.trace,
+     .metavar = "FILE",
+     .help = "writes when each session drafted, swapped and verified to FILE, for chrome://tracing or "
+             "ui.perfetto.dev"},
     {.name = "recompute-rate", .type = AS_OPTION_DOUBLE, .value = &config.recompute_rate,
      .fallback = "0", .metavar = "TOKENS",
      .help = "per second, of computing a prompt: a stored prefix is computed again where loading it "

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Swaps of the full cache: what they bring and when, with the bits of full-cache decoding all the same.
+#include <jansson.h>
+
 #include "../unit/gpuworker/worker_fixture.h"
 #include "common/log.h"
 #include "gpuworker/engine.h"
@@ -102,6 +104,7 @@ enum { SESSIONS = 3 };
 typedef struct setting {
     bool in_turn;   // without overlap
     bool own_swaps; // not shared
+    const char *trace_path;
     bool one_chain; // else of other salts, so that they have nothing in common
 } setting_t;
 
@@ -169,6 +172,7 @@ static void open_stored(world_t *world, const setting_t *setting)
     world_options_t options = usual();
     options.no_overlap = setting->in_turn;
     options.no_sharing = setting->own_swaps;
+    options.trace_path = setting->trace_path;
     world_open(world, &options);
     world_run(world, 2000000);
     const as_sim_faults_t slow = {
@@ -196,6 +200,71 @@ static void swaps_are_hidden_under_what_is_computed(void **state)
     assert_true(off.hidden_us < off.moving_us / 20); // what prompts' last rows compute as they come
     assert_true(on.us < off.us);
     assert_int_equal(on.shared, 0);
+}
+
+static json_int_t field(const json_t *event, const char *name)
+{
+    return json_integer_value(json_object_get(event, name));
+}
+
+static bool is_lane(const json_t *event, const char *lane)
+{
+    return strcmp(json_string_value(json_object_get(event, "ph")), "X") == 0 &&
+           strcmp(json_string_value(json_object_get(event, "name")), lane) == 0;
+}
+
+// Swaps during which another session drafted.
+static uint32_t overlaps(const json_t *events)
+{
+    size_t a, b;
+    const json_t *swap, *draft;
+    uint32_t count = 0;
+    json_array_foreach(events, a, swap)
+    {
+        json_int_t begin = field(swap, "ts"), end = begin + field(swap, "dur");
+        bool found = false;
+        json_array_foreach(events, b, draft)
+        {
+            found |= is_lane(swap, "swap") && is_lane(draft, "draft") &&
+                     field(swap, "tid") != field(draft, "tid") && field(draft, "ts") < end &&
+                     field(draft, "ts") + field(draft, "dur") > begin;
+        }
+        count += found;
+    }
+    return count;
+}
+
+static uint32_t spans(const json_t *events, const char *lane)
+{
+    size_t i;
+    const json_t *event;
+    uint32_t count = 0;
+    json_array_foreach(events, i, event)
+    {
+        count += is_lane(event, lane);
+    }
+    return count;
+}
+
+static void the_trace_shows_the_lanes(void **state)
+{
+    char path[] = "/tmp/assay-trace-XXXXXX";
+    int fd = mkstemp(path);
+    json_error_t error;
+    (void)state;
+    assert_true(fd >= 0);
+    seen_t seen = run_sessions((setting_t){.trace_path = path});
+    json_t *events = json_load_file(path, 0, &error);
+    assert_non_null(events);
+    assert_true(spans(events, "draft") >= SESSIONS && spans(events, "swap") >= SESSIONS);
+    assert_true(spans(events, "verify") >= spans(events, "draft"));
+    assert_true(spans(events, "device") > 0);
+    assert_int_equal(spans(events, "push-down"), 0);
+    assert_true(overlaps(events) >= SESSIONS);
+    assert_true(seen.drafted > 0);
+    json_decref(events);
+    close(fd);
+    unlink(path);
 }
 
 static void sessions_on_one_chain_are_verified_in_one_swap(void **state)
@@ -285,6 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
         cmocka_unit_test(swaps_are_hidden_under_what_is_computed),
+        cmocka_unit_test(the_trace_shows_the_lanes),
         cmocka_unit_test(sessions_on_one_chain_are_verified_in_one_swap),
         cmocka_unit_test(one_whose_chain_parts_takes_no_page_that_is_not_its_own),
         cmocka_unit_test(one_that_is_cancelled_does_not_stop_those_that_came_along),

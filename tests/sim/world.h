@@ -49,11 +49,12 @@ typedef struct world_options {
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store
     gpw_push_down_t push_down;
-    bool swap_full_cache; // of sessions without a compressor
-    bool no_sharing;      // each session is verified in a swap of its own
-    bool no_overlap;      // swap, verify and draft in turn
-    bool no_attend;       // stores compute no attention
-    bool weigh;           // workers compute a stored prefix where that is faster
+    bool swap_full_cache;   // of sessions without a compressor
+    bool no_sharing;        // each session is verified in a swap of its own
+    const char *trace_path; // of workers
+    bool no_overlap;        // swap, verify and draft in turn
+    bool no_attend;         // stores compute no attention
+    bool weigh;             // workers compute a stored prefix where that is faster
 } world_options_t;
 
 typedef struct world {
