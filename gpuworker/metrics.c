@@ -52,6 +52,8 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     COUNTER(tokens_total, "Tokens that left."),
     COUNTER(drafted_tokens_total, "Tokens drafted on a resident cache."),
     COUNTER(accepted_tokens_total, "Drafted tokens that verification confirmed."),
+    COUNTER(proposed_tokens_total, "Tokens that prompt lookup proposed."),
+    COUNTER(proposals_accepted_total, "Proposed tokens that became drafts or were confirmed."),
     COUNTER(cached_tokens_total, "Prompt tokens whose K and V came from stores."),
     COUNTER(fetched_bytes_total, "Bytes of prefixes fetched."),
     COUNTER(swapped_bytes_total, "Bytes brought for verifications."),

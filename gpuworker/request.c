@@ -97,6 +97,13 @@ uint64_t gpw_request_bytes_max(const gpw_request_t *request)
     return cache_bytes_max(request) + gpw_request_ring_bytes(request);
 }
 
+static void close_tail(gpw_request_t *request)
+{
+    if (request->tail.budget) {
+        gpw_tail_fini(&request->tail);
+    }
+}
+
 as_status_t gpw_request_open_cache(gpw_request_t *request)
 {
     const as_shape_t *shape = &request->engine->shape;
@@ -118,8 +125,14 @@ as_status_t gpw_request_open_cache(gpw_request_t *request)
             goto fail_sealed;
         }
     }
+    status = gpw_lookup_open(&request->lookup, request->tokens_max);
+    if (status != AS_OK) {
+        goto fail_tail;
+    }
     request->cached = true;
     return AS_OK;
+fail_tail:
+    close_tail(request);
 fail_sealed:
     gpw_sealed_close(&request->sealed);
 fail_blocks:
@@ -129,10 +142,9 @@ fail_blocks:
 
 static void close_resident(gpw_request_t *request)
 {
+    gpw_lookup_close(&request->lookup);
     gpw_sealed_close(&request->sealed);
-    if (request->tail.budget) {
-        gpw_tail_fini(&request->tail);
-    }
+    close_tail(request);
     gpw_observe_end(request);
 }
 

@@ -156,6 +156,9 @@ static as_status_t check_choices(const gpw_request_params_t *p, const refusal_t 
     if (p->horizon_set && p->horizon > GPW_HORIZON_MAX) {
         return refuse(refusal, AS_ERR_INVALID, "horizon must be at most %u", GPW_HORIZON_MAX);
     }
+    if (p->prompt_lookup_set && p->prompt_lookup > GPW_LOOKUP_MAX) {
+        return refuse(refusal, AS_ERR_INVALID, "prompt_lookup must be at most %u", GPW_LOOKUP_MAX);
+    }
     return AS_OK;
 }
 
@@ -190,6 +193,10 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->keep_full = !r->compressor && !o->swap_full_cache;
     r->verify = p->verify == GPW_VERIFY_FULL || !r->compressor; // without one every token is exact
     gpw_horizon_init(&r->horizon, horizon, horizon, !p->horizon_set);
+    // Plain decoding is to be plain, and so is what swaps for each token.
+    bool drafts = horizon > 0 && r->verify && (r->compressor || r->keep_full);
+    uint32_t lookup = p->prompt_lookup_set ? p->prompt_lookup : o->prompt_lookup;
+    gpw_lookup_init(&r->lookup, drafts ? lookup : 0);
     r->submitted_us = now_us;
     r->deadline_us = now_us + (p->deadline_us ? p->deadline_us : o->request_deadline_us);
     r->token_count = r->prompt_count = p->token_count;
@@ -296,6 +303,7 @@ void gpw_worker_options_init(gpw_worker_options_t *options)
         .queue_max = 32,
         .compressor = "kivi4",
         .horizon = GPW_HORIZON_MAX,
+        .prompt_lookup = 8,
         .batch_rows = GPW_FORWARD_STEP_ROWS,
         .overlap = true,
         .shared_verification = true,
@@ -330,15 +338,17 @@ static as_status_t check_options(gpw_worker_options_t *o)
     o->swap_ring_layers = o->swap_ring_layers < model->layers ? o->swap_ring_layers : model->layers;
     bool counts = o->threads > 0 && o->sessions_max > 0 && o->sessions_max <= GPW_REQUESTS_MAX &&
                   o->queue_max <= GPW_REQUESTS_MAX && o->horizon <= GPW_HORIZON_MAX &&
-                  o->batch_rows > 0 && o->batch_rows <= GPW_FORWARD_STEP_ROWS &&
-                  o->swap_ring_layers > 0 && o->block_tokens > 0 &&
-                  o->block_tokens <= AS_BLOCK_TOKENS_MAX && o->context_max > 1;
+                  o->prompt_lookup <= GPW_LOOKUP_MAX && o->batch_rows > 0 &&
+                  o->batch_rows <= GPW_FORWARD_STEP_ROWS && o->swap_ring_layers > 0 &&
+                  o->block_tokens > 0 && o->block_tokens <= AS_BLOCK_TOKENS_MAX &&
+                  o->context_max > 1;
     if (!counts || !o->compressor || !find_compressor(o->compressor, &compressor)) {
         AS_ERROR("worker",
-                 "options out of range: sessions %u queue %u horizon %u batch %u ring %u block %u "
+                 "options out of range: sessions %u queue %u horizon %u lookup %u batch %u ring %u "
+                 "block %u "
                  "compressor %s",
-                 o->sessions_max, o->queue_max, o->horizon, o->batch_rows, o->swap_ring_layers,
-                 o->block_tokens, o->compressor ? o->compressor : "");
+                 o->sessions_max, o->queue_max, o->horizon, o->prompt_lookup, o->batch_rows,
+                 o->swap_ring_layers, o->block_tokens, o->compressor ? o->compressor : "");
         return AS_ERR_CONFIG;
     }
     as_shape_t shape = gpw_model_shape(model, o->block_tokens);

@@ -18,6 +18,7 @@
 #define GPW_LOGPROBS_MAX 20u
 #define GPW_REQUESTS_MAX 64u // most sessions_max, and most queue_max
 #define GPW_HORIZON_MAX  64u // drafted tokens before a verification
+#define GPW_LOOKUP_MAX   15u // proposed tokens of a step: with the last token sixteen rows
 
 typedef struct gpw_worker gpw_worker_t;
 
@@ -49,6 +50,9 @@ typedef struct gpw_request_params {
     uint32_t
         horizon; // most drafted tokens before a verification; 0: plain decoding over the full cache
     bool horizon_set; // else the worker's default
+    uint32_t
+        prompt_lookup; // most tokens of a step that prompt lookup proposes, to GPW_LOOKUP_MAX; 0: off
+    bool prompt_lookup_set; // else the worker's default
     gpw_verify_t verify;
     uint32_t logprobs; // 0: none; else this many most likely tokens a position (and the chosen one)
     bool want_logprobs;
@@ -74,6 +78,8 @@ typedef struct gpw_usage {
     uint32_t drafted_tokens,
         accepted_tokens; // accepted: drafted tokens that verification confirmed
     uint32_t verifications;
+    uint32_t proposed_tokens,
+        proposals_accepted; // by prompt lookup, and which of these became drafts
     uint64_t fetched_bytes, swapped_bytes,
         published_bytes; // prefix fetch; verification swaps; puts
     uint64_t resident_bytes,
@@ -108,6 +114,7 @@ typedef struct gpw_worker_options {
     uint32_t queue_max;     // requests that wait; more are AS_ERR_BUSY
     const char *compressor; // default
     uint32_t horizon;       // default
+    uint32_t prompt_lookup; // default
     uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     gpw_push_down_t push_down;
     bool

@@ -166,7 +166,7 @@ typedef struct cli_ask {
     double temperature, top_p;
     int64_t seed;
     const char *compressor, *cache_salt; // NULL: the worker's default; none
-    int64_t horizon;                     // negative: the worker's default
+    int64_t horizon, prompt_lookup;      // negative: the worker's default
     bool verify_off, ignore_end, bits;   // bits: ask for token ids and logits hashes
     FILE *echo;                          // where the text goes as it comes; NULL: nowhere
 } cli_ask_t;

@@ -78,6 +78,9 @@ static bool put_assay(json_t *body, const cli_ask_t *ask)
     if (ask->horizon >= 0) {
         made = put(assay, "horizon", json_integer(ask->horizon)) && made;
     }
+    if (ask->prompt_lookup >= 0) {
+        made = put(assay, "prompt_lookup", json_integer(ask->prompt_lookup)) && made;
+    }
     if (ask->verify_off) {
         made = put(assay, "verify", json_string("off")) && made;
     }

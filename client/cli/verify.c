@@ -47,6 +47,14 @@ static const as_option_t table[] = {
      .help = "most drafted tokens before a verification; -1: the worker's default",
      .min = -1,
      .max = 64},
+    {.name = "prompt-lookup",
+     .type = AS_OPTION_INT,
+     .value = &ask.prompt_lookup,
+     .fallback = "-1",
+     .metavar = "TOKENS",
+     .help = "most tokens of a step that prompt lookup proposes, 0: off; -1: the worker's default",
+     .min = -1,
+     .max = 15},
     {.name = "max-tokens",
      .type = AS_OPTION_INT,
      .value = &ask.max_tokens,
@@ -201,6 +209,8 @@ static bool compare_all(comparison_t *comparison, const char *const *names, uint
     ask.bits = true;
     ask.compressor = "none";
     ask.cache_salt = comparison->full_salt;
+    int64_t lookup = ask.prompt_lookup;
+    ask.prompt_lookup = 0; // plain decoding
     if (!cli_ask(&ask, &comparison->full)) {
         return false;
     }
@@ -209,6 +219,7 @@ static bool compare_all(comparison_t *comparison, const char *const *names, uint
         return false;
     }
     show_row(comparison->table, "(full cache)", &comparison->full, "-");
+    ask.prompt_lookup = lookup;
     for (uint32_t i = 0; i < count; i++) {
         if (!compare(comparison, names[i])) {
             return false;

@@ -309,7 +309,12 @@ static uint32_t run_step(gpw_engine_t *engine, gpw_lane_t lane)
         run_logits(&step);
         return GPW_UNIT_ROWS; // as much work as many layers
     }
+    uint64_t start_us = as_loop_now_us(engine->loop);
     run_layer(&step, stop.layer);
+    if (lane == GPW_LANE_STEP) {
+        gpw_row_price_learn(&engine->batch.price, step.rows,
+                            as_loop_now_us(engine->loop) - start_us);
+    }
     return step.rows;
 }
 
@@ -349,10 +354,11 @@ static as_status_t scratch_init(const gpw_engine_t *engine, gpw_attend_scratch_t
 {
     const as_shape_t *shape = &engine->shape;
     size_t blocks = engine->options.context_max / shape->block_tokens + 2;
-    size_t partials = (size_t)shape->q_heads * (shape->head_dim + 2) * sizeof(float);
+    size_t partials =
+        (size_t)GPW_DRAFT_ROWS_MAX * shape->q_heads * (shape->head_dim + 2) * sizeof(float);
     scratch->attention =
         as_mem_aligned(64, attention_scratch_bytes(shape, engine->options.batch_rows));
-    scratch->segment = as_mem_aligned(64, gpw_segment_scratch_bytes(shape, 1));
+    scratch->segment = as_mem_aligned(64, gpw_segment_scratch_bytes(shape, GPW_DRAFT_ROWS_MAX));
     scratch->lse =
         as_mem_zalloc((size_t)engine->options.batch_rows * shape->q_heads, sizeof(float));
     scratch->partials[0] = as_mem_aligned(64, partials);

@@ -27,6 +27,7 @@
 #define GPW_BATCH_H
 
 #include "gpuworker/decode/pass.h"
+#include "gpuworker/decode/price.h"
 
 struct gpw_engine;
 
@@ -46,6 +47,7 @@ typedef struct gpw_batch {
     gpw_attend_scratch_t scratch; // of an attention by all threads
     gpw_attend_scratch_t *thread; // [threads]: of one thread that attends for a session alone
     float *logits;                // [GPW_LOGITS_ROWS][vocab]
+    gpw_row_price_t price;        // of the lane STEP
     uint64_t spent_us[GPW_LANES];
     bool active[GPW_LANES]; // had work at the last look
     uint64_t served;        // counts who was taken along

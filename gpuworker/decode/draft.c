@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step DRAFT: tokens decoded on the resident cache, a pass of one row each, in step with the
-// drafts of other sessions.
+// The step DRAFT: tokens decoded on the resident cache, in step with the drafts of other sessions.
+//
+// A pass has the row of the last token or draft, and behind it rows of what prompt lookup proposes
+// (decode/lookup.h): each row's choice is a draft, up to the first that is not what was proposed.
+// The rows behind it leave K and V in the provisional pages at positions that nobody attends to
+// before the next pass writes them.
+//
+// A session that drafts on nothing has its proposals verified directly: they are its draft.
 //
 // Attention is the segment's partial merged with that of the tail: exact blocks behind the segment,
 // then the provisional pages with the draft's own K and V. Without verification (verify: off) there
@@ -19,42 +25,85 @@ static uint8_t *tail_extent(const gpw_request_t *request, uint32_t block, uint32
     return extent ? extent : gpw_blocks_extent(&request->blocks, block, layer);
 }
 
+// Returns the last position.
+static uint32_t store_rows(gpw_request_t *request, const gpw_pass_rows_t *rows)
+{
+    const as_shape_t *shape = &request->engine->shape;
+    size_t width = (size_t)shape->kv_heads * shape->head_dim;
+    uint32_t position = request->pass.position + rows->row0;
+    for (uint32_t r = 0; r < rows->rows; r++) {
+        uint8_t *extent = tail_extent(request, (position + r) / shape->block_tokens, rows->layer);
+        gpw_extent_store(shape, extent, position + r, rows->k + r * width, rows->v + r * width);
+    }
+    return position + rows->rows - 1;
+}
+
 static void attend(gpw_request_t *request, const gpw_pass_rows_t *rows)
 {
     const gpw_engine_t *engine = request->engine;
     const gpw_attend_scratch_t *scratch = rows->scratch;
     const as_shape_t *shape = &engine->shape;
     const gpw_sealed_t *sealed = &request->sealed;
-    AS_ASSERT(rows->rows == 1);
-    uint32_t position = request->pass.position;
-    uint32_t last = position / shape->block_tokens;
-    gpw_extent_store(shape, tail_extent(request, last, rows->layer), position, rows->k, rows->v);
+    AS_ASSERT(rows->rows <= GPW_DRAFT_ROWS_MAX);
+    uint32_t last = store_rows(request, rows) / shape->block_tokens;
+    uint32_t pairs = rows->rows * shape->q_heads;
     uint32_t count = 0;
     for (uint32_t b = sealed->blocks; b <= last; b++) {
         scratch->pages[count++] = gpw_page(shape, tail_extent(request, b, rows->layer), b);
     }
-    krn_partials_t total =
-        gpw_partials_carve(scratch->partials[0], shape->q_heads, shape->head_dim);
+    krn_partials_t total = gpw_partials_carve(scratch->partials[0], pairs, shape->head_dim);
     gpw_segment_attend_t segment_args = {.pool = scratch->pool,
                                          .layer = rows->layer,
-                                         .rows = 1,
+                                         .rows = rows->rows,
                                          .scale = 1.0f / sqrtf((float)shape->head_dim),
                                          .q = rows->q,
                                          .out = &total,
                                          .scratch = scratch->segment};
     sealed->compressor->attend(sealed->segment, &segment_args);
-    krn_attention_args_t args = gpw_page_attention(shape, 1, segment_args.scale, rows->q);
-    args.positions = request->pass.slot->positions;
+    krn_attention_args_t args = gpw_page_attention(shape, rows->rows, segment_args.scale, rows->q);
+    args.positions = request->pass.slot->positions + rows->row0;
     args.pages = scratch->pages;
     args.page_count = count;
     gpw_pages_attend(engine->options.ops, scratch->pool, &args, scratch->partials[1], &total);
-    engine->options.ops->normalise(&total, shape->q_heads, shape->head_dim, rows->out);
+    engine->options.ops->normalise(&total, pairs, shape->head_dim, rows->out);
 }
 
 static bool is_end(const gpw_request_t *request, int32_t token)
 {
     const struct gpw_tokenizer *tokenizer = request->engine->options.model->tokenizer;
     return !request->params.ignore_end && tokenizer && gpw_tokenizer_is_end(tokenizer, token);
+}
+
+// ---- Proposals ---------------------------------------------------------------------------------
+
+// What may follow the session's tokens and drafts, written behind them; at most `room`.
+static uint32_t propose(gpw_request_t *request, uint32_t room)
+{
+    gpw_lookup_t *lookup = &request->lookup;
+    gpw_lookup_index(lookup, request->tokens, request->token_count);
+    return gpw_lookup_propose(lookup, request->tokens, request->token_count + request->draft_count,
+                              room, gpw_row_price_get(&request->engine->batch.price));
+}
+
+void gpw_draft_saw_proposals(gpw_request_t *request, int32_t next, uint32_t accepted)
+{
+    uint32_t proposed = request->lookup.count;
+    accepted = accepted < proposed ? accepted : proposed;
+    gpw_lookup_learn(&request->lookup, next, accepted);
+    request->lookup.count = 0;
+    request->usage.proposed_tokens += proposed;
+    request->usage.proposals_accepted += accepted;
+    gpw_metric_add(GPW_METRIC_PROPOSED_TOKENS_TOTAL, proposed);
+    gpw_metric_add(GPW_METRIC_PROPOSALS_ACCEPTED_TOTAL, accepted);
+}
+
+// Drafts that were not drafted: where there is nothing to draft on.
+static gpw_turn_t propose_only(gpw_request_t *request)
+{
+    uint32_t left = gpw_request_drafts_left(request);
+    request->draft_count =
+        propose(request, left < request->horizon.max ? left : request->horizon.max);
+    return gpw_request_go(request, GPW_STEP_SWAP);
 }
 
 // ---- Without verification ----------------------------------------------------------------------
@@ -76,29 +125,52 @@ static gpw_turn_t emit_unverified(gpw_request_t *request, int32_t token, const f
 
 // ---- Drafts ------------------------------------------------------------------------------------
 
-// The row of the last token or draft is done: `logits` choose what follows it.
-static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+// What row `row` chose is a draft. True to go on with the next row: it was proposed, and there is
+// another.
+static bool take_row(gpw_request_t *request, uint32_t row, const float *logits)
 {
-    AS_ASSERT(count == 1);
-    uint32_t next = request->pass.position + 1;
+    uint32_t next = request->pass.position + 1 + row;
     int32_t token = gpw_reply_choose(request, logits, next);
-    request->round.draft_us += request->pass.busy_us;
-    gpw_pass_end(request);
-    if (!request->verify) {
-        return emit_unverified(request, token, logits);
-    }
+    bool agrees = row + 1 < request->pass.rows && token == request->tokens[next];
     request->tokens[next] = token;
     request->draft_count++;
+    return agrees && !is_end(request, token);
+}
+
+// The row of the last token or draft is done, and those of what was proposed to follow it.
+static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t count)
+{
+    uint32_t first = request->pass.position + 1;
+    if (!request->verify) {
+        AS_ASSERT(count == 1);
+        int32_t token = gpw_reply_choose(request, logits, first);
+        gpw_pass_end(request);
+        return emit_unverified(request, token, logits);
+    }
+    uint32_t vocab = request->engine->options.model->vocab;
+    bool more = true;
+    for (uint32_t i = 0; i < count && more; i++) {
+        more = take_row(request, request->pass.logits_row + i, logits + (size_t)i * vocab);
+    }
+    if (more && gpw_pass_more_logits(request, count)) {
+        return GPW_TURN_COMPUTE;
+    }
+    uint32_t drafts = request->token_count + request->draft_count - first; // of this pass
+    request->round.draft_us += request->pass.busy_us;
+    gpw_draft_saw_proposals(request, request->tokens[first], drafts - 1);
+    gpw_pass_end(request);
     return gpw_draft_turn(request);
 }
 
 static const gpw_pass_kind_t draft_pass = {
-    .logits = GPW_LOGITS_LAST, .attend = attend, .complete = complete};
+    .logits = GPW_LOGITS_ALL, .attend = attend, .complete = complete};
 
-static gpw_turn_t draft_next(gpw_request_t *request)
+// A pass for up to `most` drafts.
+static gpw_turn_t draft_next(gpw_request_t *request, uint32_t most)
 {
     uint32_t last = request->token_count + request->draft_count - 1;
-    return gpw_pass_begin(request, &draft_pass, request->forward, last, 1);
+    uint32_t proposed = most > 1 ? propose(request, most - 1) : 0;
+    return gpw_pass_begin(request, &draft_pass, request->forward, last, 1 + proposed);
 }
 
 // Too early to fail: the step SWAP tries again and says why.
@@ -119,7 +191,7 @@ static gpw_turn_t draft_unverified(gpw_request_t *request)
     if (status != AS_OK) {
         return gpw_request_fail(request, status, "no memory for the tail");
     }
-    return draft_next(request);
+    return draft_next(request, 1);
 }
 
 static void begin(gpw_request_t *request)
@@ -135,13 +207,21 @@ static bool has_end(const gpw_request_t *request)
     return count > 0 && is_end(request, request->tokens[request->token_count + count - 1]);
 }
 
+// Drafts that the next pass may give.
+static uint32_t room(const gpw_request_t *request)
+{
+    const gpw_round_t *round = &request->round;
+    uint32_t end = request->draft_count < round->target ? round->target : round->limit;
+    return end - request->draft_count;
+}
+
 gpw_turn_t gpw_draft_turn(gpw_request_t *request)
 {
     if (request->passing) {
         return gpw_pass_turn(request);
     }
     if (request->keep_full || !request->sealed.segment) {
-        return gpw_request_go(request, GPW_STEP_SWAP);
+        return propose_only(request);
     }
     if (!request->verify) {
         return draft_unverified(request);
@@ -153,7 +233,7 @@ gpw_turn_t gpw_draft_turn(gpw_request_t *request)
         gpw_draft_start_swap(request);
     }
     if (!gpw_round_is_drafted(request) && !has_end(request)) {
-        return draft_next(request);
+        return draft_next(request, room(request));
     }
     request->drafting = false;
     gpw_round_drafted(request);

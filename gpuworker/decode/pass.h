@@ -12,8 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include "gpuworker/model/forward.h"
+#include "gpuworker/worker.h"
 
 struct gpw_request;
+
+#define GPW_DRAFT_ROWS_MAX (1 + GPW_LOOKUP_MAX) // of a pass on the resident cache
 
 typedef enum gpw_turn {
     GPW_TURN_WAIT,   // nothing to do before something wakes the request
@@ -34,9 +37,9 @@ typedef struct gpw_forward_slot {
 typedef struct gpw_attend_scratch {
     krn_pool_t *pool;
     void *attention;    // krn_attention_scratch_bytes of any number of rows that a step has
-    void *segment;      // gpw_segment_scratch_bytes of one row
+    void *segment;      // gpw_segment_scratch_bytes of GPW_DRAFT_ROWS_MAX
     float *lse;         // [rows of a step][q_heads]
-    float *partials[2]; // of one row: the total, one run of the tail
+    float *partials[2]; // of GPW_DRAFT_ROWS_MAX: the total, one run of the tail
     krn_page_t *pages;  // [blocks of the longest context]
 } gpw_attend_scratch_t;
 

@@ -47,6 +47,7 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
     double verify_us = request->pass.busy_us;
     trace(request, accepted + 1);
+    gpw_draft_saw_proposals(request, request->tokens[request->pass.position + 1], accepted);
     gpw_pass_end(request);
     gpw_push_done(request);
     gpw_swap_end(request);

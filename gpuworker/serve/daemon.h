@@ -19,7 +19,8 @@ typedef struct gpw_daemon_config {
     const char *cluster_id;         // "": any
     const char *compressor;
     const char *weights; // "f16" or "f32"
-    int64_t threads, context, horizon, sessions, queue, block_tokens, connections, swap_ring_layers;
+    int64_t threads, context, horizon, prompt_lookup, sessions, queue, block_tokens, connections,
+        swap_ring_layers;
     int64_t batch_rows;
     const char *full_cache, *overlap, *shared_verification, *trace;
     const char *push_down;

@@ -59,6 +59,10 @@ static const as_option_t table[] = {
      .help = "most drafted tokens before a verification, up to which each session chooses; 0: plain "
              "decoding",
      .min = 0, .max = GPW_HORIZON_MAX},
+    {.name = "prompt-lookup", .type = AS_OPTION_INT, .value = &config.prompt_lookup,
+     .fallback = "8", .metavar = "TOKENS",
+     .help = "most tokens of a step that are proposed because they followed the newest ones before; 0: off",
+     .min = 0, .max = GPW_LOOKUP_MAX},
     {.name = "cache-memory", .type = AS_OPTION_BYTES, .value = &config.cache_bytes,
      .fallback = "2GiB", .metavar = "BYTES",
      .help = "limit of all caches of all sessions", .min = 1048576, .max = 1e15},

@@ -421,6 +421,8 @@ static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *
         .compressor = request->compressor,
         .horizon = request->horizon,
         .horizon_set = request->horizon_set,
+        .prompt_lookup = request->prompt_lookup,
+        .prompt_lookup_set = request->prompt_lookup_set,
         .verify = request->verify,
         .logprobs = request->logprobs,
         .want_logprobs = request->want_logprobs,

@@ -71,6 +71,8 @@ typedef struct gpw_api_request {
     const char *compressor;
     gpw_verify_t verify;
     uint32_t horizon;
+    uint32_t prompt_lookup;
+    bool prompt_lookup_set;
     bool horizon_set, logits_hash, ignore_end;
     uint64_t deadline_us; // 0: the worker's
     void *json;           // owns the strings

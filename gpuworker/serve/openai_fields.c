@@ -185,6 +185,17 @@ static bool read_horizon(gpw_api_parse_t *parse, json_t *value)
     return true;
 }
 
+static bool read_prompt_lookup(gpw_api_parse_t *parse, json_t *value)
+{
+    int64_t number;
+    if (!gpw_api_read_int(parse, value, 0, GPW_LOOKUP_MAX, &number)) {
+        return false;
+    }
+    parse->request->prompt_lookup = (uint32_t)number;
+    parse->request->prompt_lookup_set = true;
+    return true;
+}
+
 static bool read_logits_hash(gpw_api_parse_t *parse, json_t *value)
 {
     return gpw_api_read_bool(parse, value, &parse->request->logits_hash);
@@ -209,6 +220,7 @@ static const gpw_api_field_t assay_fields[] = {
     {"verify", GPW_API_IN_BOTH, read_verify},
     {"compressor", GPW_API_IN_BOTH, read_compressor},
     {"horizon", GPW_API_IN_BOTH, read_horizon},
+    {"prompt_lookup", GPW_API_IN_BOTH, read_prompt_lookup},
     {"logits_hash", GPW_API_IN_BOTH, read_logits_hash},
     {"ignore_end", GPW_API_IN_BOTH, read_ignore_end},
     {"deadline_ms", GPW_API_IN_BOTH, read_deadline},

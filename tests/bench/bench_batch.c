@@ -2,7 +2,8 @@
 // Tokens per second of one worker at 1, 4 and 8 sessions: what steps that sessions share are worth.
 //
 // bench_batch --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--rows N] [--horizon N]
-// runs three arms at each number of sessions, without stores: plain decoding on the full cache,
+//   [--lookup N] [--text FILE]
+// (N proposed tokens of prompt lookup; prompts from a text) runs three arms at each number of sessions, without stores: plain decoding on the full cache,
 // kivi4 without verification, and kivi4 verified. It prints one line of JSON for each: tokens that
 // left between the moment at which all sessions had their first and the one at which the first of
 // them was complete, per second of that time, and the processor time of each. --rows 1 shows steps of one session at a time.
@@ -17,12 +18,16 @@
 #include "gpuworker/worker.h"
 #include "tests/bench/clock.h"
 
-#define SESSIONS_MAX 8u
+#define SESSIONS_MAX   8u
+#define TEXT_BYTES_MAX ((size_t)1 << 20)
 
 typedef struct bench {
     const char *path;
-    uint32_t threads, prompt, decode, rows, horizon;
+    uint32_t threads, prompt, decode, rows, horizon, lookup;
+    const char *text;
     gpw_model_t *model;
+    int32_t *tokens; // of the text; NULL: made-up ones
+    size_t token_count;
 } bench_t;
 
 typedef struct arm {
@@ -44,7 +49,7 @@ typedef struct run {
     session_t sessions[SESSIONS_MAX];
     uint32_t count, answering, finished, failed;
     uint64_t tokens, tokens_start, tokens_end; // of all
-    uint64_t drafted, accepted;
+    uint64_t drafted, accepted, proposed, taken;
     double start_s, end_s, cpu_start_s, cpu_end_s;
     int64_t layers_start, layers_end, passes_start, passes_end;
 } run_t;
@@ -85,6 +90,8 @@ static void on_finish(void *ctx, gpw_finish_t finish, as_status_t status, const 
     }
     run->drafted += usage->drafted_tokens;
     run->accepted += usage->accepted_tokens;
+    run->proposed += usage->proposed_tokens;
+    run->taken += usage->proposals_accepted;
 }
 
 static int submit(const bench_t *bench, gpw_worker_t *worker, const arm_t *arm, session_t *session)
@@ -93,8 +100,11 @@ static int submit(const bench_t *bench, gpw_worker_t *worker, const arm_t *arm, 
     uint32_t number = (uint32_t)(session - session->run->sessions);
     char error[256] = "";
     uint64_t id;
+    size_t from = bench->tokens ? number * 997u % (bench->token_count - bench->prompt) : 0;
     for (uint32_t i = 0; tokens && i < bench->prompt; i++) {
-        tokens[i] = (int32_t)((i * 7919u + number * 104729u + 13) % bench->model->vocab);
+        tokens[i] = bench->tokens
+                        ? bench->tokens[from + i]
+                        : (int32_t)((i * 7919u + number * 104729u + 13) % bench->model->vocab);
     }
     gpw_request_params_t params = {.tokens = tokens,
                                    .token_count = bench->prompt,
@@ -102,7 +112,9 @@ static int submit(const bench_t *bench, gpw_worker_t *worker, const arm_t *arm, 
                                    .choose = {.top_p = 1},
                                    .compressor = arm->compressor,
                                    .horizon = bench->horizon,
+                                   .prompt_lookup = bench->lookup,
                                    .horizon_set = true,
+                                   .prompt_lookup_set = true,
                                    .verify = arm->verify,
                                    .ignore_end = true};
     gpw_request_events_t events = {session, on_tokens, on_finish, NULL};
@@ -121,14 +133,17 @@ static void print_row(const bench_t *bench, const arm_t *arm, const run_t *run)
     double seconds = run->end_s - run->start_s;
     double tokens = (double)(run->tokens_end - run->tokens_start);
     int64_t layers = run->layers_end - run->layers_start;
-    printf("{\"arm\": \"%s\", \"sessions\": %u, \"threads\": %u, \"prompt_tokens\": %u, "
-           "\"rows_max\": %u, \"horizon\": %u, \"tokens_per_s\": %.1f, \"cpu_ms_per_token\": %.2f, "
-           "\"mean_batch\": %.2f, "
-           "\"accepted\": %.2f}\n",
-           arm->name, run->count, bench->threads, bench->prompt, bench->rows, bench->horizon,
-           tokens / seconds, (run->cpu_end_s - run->cpu_start_s) * 1000 / tokens,
-           (double)(run->passes_end - run->passes_start) / (double)(layers ? layers : 1),
-           run->drafted ? (double)run->accepted / (double)run->drafted : 0.0);
+    printf(
+        "{\"arm\": \"%s\", \"sessions\": %u, \"threads\": %u, \"prompt_tokens\": %u, "
+        "\"rows_max\": %u, \"horizon\": %u, \"tokens_per_s\": %.1f, \"cpu_ms_per_token\": %.2f, "
+        "\"mean_batch\": %.2f, \"lookup\": %u, \"proposed\": %llu, \"proposals_accepted\": %llu, "
+        "\"drafted\": %llu, \"accepted\": %.2f}\n",
+        arm->name, run->count, bench->threads, bench->prompt, bench->rows, bench->horizon,
+        tokens / seconds, (run->cpu_end_s - run->cpu_start_s) * 1000 / tokens,
+        (double)(run->passes_end - run->passes_start) / (double)(layers ? layers : 1),
+        bench->lookup, (unsigned long long)run->proposed, (unsigned long long)run->taken,
+        (unsigned long long)run->drafted,
+        run->drafted ? (double)run->accepted / (double)run->drafted : 0.0);
     fflush(stdout);
 }
 
@@ -178,24 +193,57 @@ static int parse(bench_t *bench, int argc, char **argv)
                                           {"decode", required_argument, NULL, 'd'},
                                           {"rows", required_argument, NULL, 'r'},
                                           {"horizon", required_argument, NULL, 'h'},
+                                          {"lookup", required_argument, NULL, 'l'},
+                                          {"text", required_argument, NULL, 'x'},
                                           {NULL, 0, NULL, 0}};
     int name;
     while ((name = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        uint32_t number = name == 'm' || name == '?' ? 1 : (uint32_t)strtoul(optarg, NULL, 10);
+        bool counts = name != 'm' && name != 'x' && name != '?';
+        uint32_t number = counts ? (uint32_t)strtoul(optarg, NULL, 10) : 1;
         uint32_t *target = name == 't'   ? &bench->threads
                            : name == 'p' ? &bench->prompt
                            : name == 'd' ? &bench->decode
                            : name == 'r' ? &bench->rows
+                           : name == 'l' ? &bench->lookup
                                          : &bench->horizon;
         if (name == 'm') {
             bench->path = optarg;
-        } else if (name == '?' || number == 0) {
+        } else if (name == 'x') {
+            bench->text = optarg;
+        } else if (name == '?' || (number == 0 && name != 'l')) {
             return 0;
         } else {
             *target = number;
         }
     }
     return bench->path != NULL;
+}
+
+// Prompts from a file, each session's from another place.
+static int read_text(bench_t *bench)
+{
+    FILE *file = bench->text ? fopen(bench->text, "r") : NULL;
+    char *text = as_mem_alloc(TEXT_BYTES_MAX);
+    bench->tokens = as_mem_alloc(TEXT_BYTES_MAX * sizeof(int32_t));
+    size_t bytes = file && text ? fread(text, 1, TEXT_BYTES_MAX, file) : 0;
+    gpw_encode_options_t encode = {0};
+    int good = bench->tokens && bytes > 0 &&
+               gpw_tokenizer_encode(bench->model->tokenizer, text, bytes, encode, bench->tokens,
+                                    TEXT_BYTES_MAX, &bench->token_count) == AS_OK &&
+               bench->token_count > bench->prompt;
+    if (file) {
+        fclose(file);
+    }
+    as_mem_free(text);
+    if (!good) {
+        as_mem_free(bench->tokens);
+        bench->tokens = NULL;
+    }
+    if (bench->text && !good) {
+        fprintf(stderr, "bench_batch: %s cannot be read, or is shorter than --prompt\n",
+                bench->text);
+    }
+    return good || !bench->text;
 }
 
 int main(int argc, char **argv)
@@ -208,7 +256,7 @@ int main(int argc, char **argv)
                      .horizon = 16};
     if (!parse(&bench, argc, argv)) {
         fprintf(stderr, "usage: bench_batch --model FILE [--threads N] [--prompt TOKENS] "
-                        "[--decode TOKENS] [--rows N] [--horizon N]\n");
+                        "[--decode TOKENS] [--rows N] [--horizon N] [--lookup N] [--text FILE]\n");
         return 2;
     }
     char error[256] = "";
@@ -217,12 +265,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_batch: %s\n", error);
         return 1;
     }
-    int good = 1;
+    int good = read_text(&bench);
     for (size_t a = 0; good && a < sizeof(arms) / sizeof(arms[0]); a++) {
         for (size_t s = 0; good && s < sizeof(session_counts) / sizeof(session_counts[0]); s++) {
             good = run_arm(&bench, &arms[a], session_counts[s]);
         }
     }
+    as_mem_free(bench.tokens);
     gpw_model_free(bench.model);
     return good ? 0 : 1;
 }

@@ -206,6 +206,7 @@ static void a_long_prompt_and_a_session_that_decodes_share_the_time(void **state
     static answer_t decoding, prompt;
     rig_t rig = rig_open(options_for(4, ROWS, 1));
     gpw_request_params_t params = request_params(kinds[3].tokens, 40, 400);
+    params.prompt_lookup_set = true; // a token a step
     answer_submit(rig.worker, &params, &decoding);
     run_until_all_answer(&rig, &decoding, 1);
     params = request_params(kinds[19].tokens, PROMPT - 30, 20);
@@ -230,6 +231,7 @@ static void nobody_falls_back_when_a_step_is_too_small_for_all(void **state)
     static answer_t answers[COUNT];
     rig_t rig = rig_open(options_for(COUNT, 2, 1));
     gpw_request_params_t params = request_params(kinds[0].tokens, 3, 150);
+    params.prompt_lookup_set = true; // a token a step
     fill(&rig, answers, COUNT, &params);
     run_until_all_answer(&rig, answers, COUNT);
     uint32_t at_first[COUNT];

@@ -36,7 +36,8 @@ static void a_completion_takes_every_parameter(void **state)
         "\"stream\":true,\"stream_options\":{\"include_usage\":true,\"include_queue\":true},"
         "\"logprobs\":3,"
         "\"cache_salt\":\"s\",\"assay\":{\"verify\":\"off\",\"compressor\":\"kivi4\","
-        "\"horizon\":0,\"logits_hash\":true,\"ignore_end\":true,\"deadline_ms\":50}}";
+        "\"horizon\":0,\"prompt_lookup\":3,\"logits_hash\":true,\"ignore_end\":true,\"deadline_"
+        "ms\":50}}";
     assert_true(parse(GPW_API_COMPLETION, body, &request, &error));
     assert_string_equal(request.model, "m");
     assert_string_equal(request.prompt, "once");
@@ -53,6 +54,7 @@ static void a_completion_takes_every_parameter(void **state)
     assert_int_equal(request.verify, GPW_VERIFY_OFF);
     assert_string_equal(request.compressor, "kivi4");
     assert_true(request.horizon_set && request.horizon == 0);
+    assert_true(request.prompt_lookup_set && request.prompt_lookup == 3);
     assert_true(request.logits_hash && request.ignore_end);
     assert_int_equal(request.deadline_us, 50000);
     gpw_api_request_fini(&request);
@@ -184,6 +186,8 @@ static const refusal_t refusals[] = {
      "\"none\", \"kivi4\", \"streaming\""},
     {GPW_API_COMPLETION, ",\"assay\":{\"verify\":true}", "assay.verify", "\"full\" or \"off\""},
     {GPW_API_COMPLETION, ",\"assay\":{\"horizon\":-1}", "assay.horizon", "from 0 to 64"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"prompt_lookup\":16}", "assay.prompt_lookup",
+     "from 0 to 15"},
     {GPW_API_COMPLETION, ",\"assay\":{\"epsilon\":0.1}", "assay.epsilon", "leave it out"},
     {GPW_API_COMPLETION, "\"prompt\":\"\"", "prompt", "not empty"},
     {GPW_API_COMPLETION, "\"prompt\":[]", "prompt", "array of 0"},

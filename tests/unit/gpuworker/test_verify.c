@@ -2,7 +2,7 @@
 // Verified drafting gives the tokens and the logits' bits of full-cache decoding.
 //
 // Every combination of prompt, compressor, horizon and way of choosing runs against plain decoding
-// by the same worker, several requests at a time. A sample runs always; all of it with
+// by the same worker, several requests at a time, every other one with prompt lookup. A sample runs always; all of it with
 // ASSAY_TEST_FULL=1.
 #include "gpuworker/resident/compressor.h"
 #include "worker_fixture.h"
@@ -20,7 +20,7 @@ typedef struct grid {
     uint32_t compressor_count;
     answer_t *answers; // [compressor_count * HORIZONS]
     char (*names)[96];
-    uint64_t drafted, accepted, runs;
+    uint64_t drafted, accepted, proposed, runs;
 } grid_t;
 
 static bool full(void)
@@ -54,7 +54,8 @@ static void run_prompt(grid_t *grid, rig_t *rig, uint32_t prompt, bool sampled)
             }
             params.compressor = compressors[c].name;
             params.horizon = horizons[h];
-            params.horizon_set = true;
+            params.prompt_lookup = number / grid->stride % 2 ? GPW_LOOKUP_MAX : 0;
+            params.horizon_set = params.prompt_lookup_set = true;
             snprintf(grid->names[count], sizeof(grid->names[count]),
                      "prompt %u, %s, horizon %u, %s", prompt, compressors[c].name, horizons[h],
                      sampled ? "sampled" : "greedy");
@@ -68,6 +69,7 @@ static void run_prompt(grid_t *grid, rig_t *rig, uint32_t prompt, bool sampled)
         return;
     }
     params.compressor = "none";
+    params.prompt_lookup = 0;
     answer_submit(rig->worker, &params, &expected);
     rig_run(rig);
     assert_int_equal(expected.status, AS_OK);
@@ -78,6 +80,7 @@ static void run_prompt(grid_t *grid, rig_t *rig, uint32_t prompt, bool sampled)
         answer_compare(&answers[i], &expected, grid->names[i]);
         grid->drafted += answers[i].usage.drafted_tokens;
         grid->accepted += answers[i].usage.accepted_tokens;
+        grid->proposed += answers[i].usage.proposed_tokens;
         grid->runs++;
     }
 }
@@ -101,10 +104,11 @@ static void run_grid(grid_t *grid)
     rig_close(&rig);
     free(grid->answers);
     free(grid->names);
-    printf("%llu runs, %llu drafted, %llu accepted\n", (unsigned long long)grid->runs,
-           (unsigned long long)grid->drafted, (unsigned long long)grid->accepted);
+    printf("%llu runs, %llu drafted, %llu accepted, %llu proposed\n",
+           (unsigned long long)grid->runs, (unsigned long long)grid->drafted,
+           (unsigned long long)grid->accepted, (unsigned long long)grid->proposed);
     // Some drafts are right and some are wrong: else nothing was tested.
-    assert_true(grid->accepted > 0 && grid->accepted < grid->drafted);
+    assert_true(grid->accepted > 0 && grid->accepted < grid->drafted && grid->proposed > 0);
 }
 
 static void a_small_model_verifies_to_the_same_bits(void **state)
