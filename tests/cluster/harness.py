@@ -24,15 +24,15 @@ DAMAGE = re.compile(r"Sanitizer|runtime error:|assertion failed|assert failed|SU
 
 
 class Process:
-    """One daemon. `address` holds what its ready line says: rpc, data, http."""
+    """One daemon. `address` holds what its ready line says: rpc, data, http. run_in: a command that runs it on another host."""
 
-    def __init__(self, program, arguments, log, environment=None):
+    def __init__(self, program, arguments, log, environment=None, run_in=()):
         self.program, self.log_path = program, log
         self.expected_end = [0]
         self.log = open(log, "wb")
         environment = {**os.environ, **(environment or {})}
         environment.pop("ASSAY_MODEL", None)  # would be --model
-        self.child = subprocess.Popen([os.path.join(BIN, program)] + arguments, stdout=subprocess.PIPE,
+        self.child = subprocess.Popen([*run_in, os.path.join(BIN, program), *arguments], stdout=subprocess.PIPE,
                                       stderr=self.log, env=environment)
         self.pid = self.child.pid
 
@@ -89,7 +89,7 @@ class Cluster:
         self.want = (scheduler, stores, workers)
         self.worker_options, self.store_options = list(worker_options), list(store_options)
         self.scheduler_options, self.cli_options = list(scheduler_options), list(cli_options)
-        self.all, self.stores, self.workers, self.scheduler = [], [], [], None
+        self.all, self.stores, self.workers, self.scheduler, self.run_in = [], [], [], None, ()
 
     def __enter__(self):
         assert os.path.isfile(MODEL), "set ASSAY_MODEL to a GGUF file"
@@ -119,7 +119,8 @@ class Cluster:
 
     def launch(self, program, arguments):
         number = self.counts[program] = self.counts.get(program, 0) + 1
-        process = Process(program, arguments, os.path.join(self.folder, f"{program}-{number}.log"), self.environment)
+        log = os.path.join(self.folder, f"{program}-{number}.log")
+        process = Process(program, arguments, log, self.environment, self.run_in)
         self.all.append(process)
         return process
 
@@ -176,8 +177,8 @@ def post(url, body, seconds=REQUEST_SECONDS):
 class Stream:
     """A streamed completion, read event by event."""
 
-    def __init__(self, url, body, path="/v1/completions"):
-        self.connection = http.client.HTTPConnection(url.split("//")[1], timeout=REQUEST_SECONDS)
+    def __init__(self, url, body, path="/v1/completions", seconds=REQUEST_SECONDS):
+        self.connection = http.client.HTTPConnection(url.split("//")[1], timeout=seconds)
         self.connection.request("POST", path, json.dumps(dict(body, stream=True)), {"Content-Type": "application/json"})
         self.reply = None
 
@@ -199,25 +200,29 @@ class Stream:
 
 
 class Answer:
-    """Token ids with their logits hashes, and the usage."""
+    """Token ids with their logits hashes, choice after choice, and the usage."""
 
     def __init__(self, bits, usage, text):
         self.bits, self.usage, self.text = bits, usage, text
         self.cached = usage["prompt_tokens_details"]["cached_tokens"]
 
 
-def ask(url, prompt, compressor="kivi4", salt="a", tokens=24, horizon=4, on_event=None, **more):
-    """One completion, greedy. on_event(n) is called after the n-th event of the stream."""
-    assay = {"compressor": compressor, "horizon": horizon, "logits_hash": True, "ignore_end": True}
+def ask(url, prompt, compressor="kivi4", salt="a", tokens=24, horizon=4, on_event=None, verify="full", seconds=REQUEST_SECONDS,
+        **more):
+    """One completion, greedy. on_event(n) is called after the n-th event of the stream; horizon None: the worker's own."""
+    assay = {"compressor": compressor, "logits_hash": True, "ignore_end": True, "verify": verify}
+    if horizon is not None:
+        assay["horizon"] = horizon
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "cache_salt": salt, "assay": assay,
             "stream_options": {"include_usage": True}, **more}
-    stream, bits, usage, text = Stream(url, body), [], None, ""
+    stream, choices, usage, text = Stream(url, body, seconds=seconds), {}, None, ""
     for number, event in enumerate(stream.events()):
         for choice in event["choices"]:
             text += choice["text"]
+            bits = choices.setdefault(choice["index"], [])
             bits += zip(choice["assay"]["tokens"], choice["assay"]["logits_hashes"])
         usage = event.get("usage") or usage
         if on_event:
             on_event(number)
     stream.close()
-    return Answer(bits, usage, text)
+    return Answer([pair for index in sorted(choices) for pair in choices[index]], usage, text)

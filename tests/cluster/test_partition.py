@@ -34,17 +34,6 @@ DELAY_US, LOSS_PPM, REORDER_PPM = 300, 200, 1000  # of a link, one way; a lost p
 TCP = {"UCX_TLS": "tcp"}  # or the hosts would find each other in the memory of this machine
 
 
-class HostProcess(Process):
-    """A daemon on a host of the network."""
-
-    def __init__(self, host, program, arguments, log):
-        self.program, self.log_path, self.expected_end = program, log, [0]
-        self.log = open(log, "wb")
-        self.child = subprocess.Popen([*host.run_in, os.path.join(BIN, program), *arguments], stdout=subprocess.PIPE, stderr=self.log,
-                                      env={**os.environ, **TCP})
-        self.pid = self.child.pid
-
-
 def shape(network):
     """All links at once; True: by the kernel's token bucket."""
     for one, other in itertools.combinations(range(network.count), 2):
@@ -70,7 +59,7 @@ class World:
 
     def launch(self, number, program, *arguments):
         log = os.path.join(self.folder, f"{program}-{len(self.all)}.log")
-        self.all.append(HostProcess(self.network.hosts[number], program, arguments, log))
+        self.all.append(Process(program, list(arguments), log, TCP, self.network.hosts[number].run_in))
         return self.all[-1]
 
     def alone(self, number, what):

@@ -5,6 +5,7 @@ A host is a namespace that a child process of ours holds open: it goes with that
 run on a host by `nsenter`; each sees the host's devices under /sys too, where UCX looks for them. Needs root and /dev/net/tun:
 `missing()` says what is not there.
 """
+import contextlib
 import ctypes
 import os
 import select
@@ -44,6 +45,12 @@ def read_line(child, what):
     return line.decode().strip()
 
 
+def set_netns(netns):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(netns.fileno(), CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
 class Host:
     def __init__(self, address):
         self.address = address
@@ -52,16 +59,23 @@ class Host:
         # What `run_in` is put before: the command is the same process, so its pid is the program's.
         self.run_in = ["nsenter", f"--net=/proc/{self.child.pid}/ns/net", f"--mount=/proc/{self.child.pid}/ns/mnt"]
 
+    @contextlib.contextmanager
+    def entered(self):
+        """This thread, and those that it starts meanwhile, are on this host's network."""
+        with open("/proc/thread-self/ns/net") as own, open(f"/proc/{self.child.pid}/ns/net") as netns:
+            set_netns(netns)
+            try:
+                yield
+            finally:
+                set_netns(own)
+
     def socket(self, kind=socket.SOCK_DGRAM):
         """A socket of this host. A thread goes there to make it; the others stay where they are."""
         made = []
 
         def make():
-            libc = ctypes.CDLL(None, use_errno=True)
-            with open(f"/proc/{self.child.pid}/ns/net") as netns:
-                if libc.setns(netns.fileno(), CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-            made.append(socket.socket(socket.AF_INET, kind))
+            with self.entered():
+                made.append(socket.socket(socket.AF_INET, kind))
         thread = threading.Thread(target=make)
         thread.start()
         thread.join()
