@@ -35,7 +35,7 @@ enum {
 
 typedef struct gpw_compressor_params {
     uint32_t bits;          // KIVI: bits of one element
-    uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 8
+    uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 16
     uint32_t sink_tokens;   // StreamingLLM, SnapKV: first tokens that are always kept
     uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept; SnapKV: newest
                             // tokens of the prompt whose queries choose

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI behind the compressor table: one allocation a block, [layer][kv head] packed codes.
 //
-// Attention splits into (KV head, run of RUN_BLOCKS blocks) parts, whatever the number of threads;
+// Attention splits into (KV head, run of GPW_KIVI_PART_BLOCKS blocks) parts, whatever the number of threads;
 // the runs' partials are merged in ascending order, so the bits do not depend on the threads.
 #include "gpuworker/resident/kivi.h"
 
@@ -11,14 +11,11 @@
 #include "common/mem.h"
 #include "gpuworker/resident/partials.h"
 
-#define RUN_BLOCKS                                                                                 \
-    8u // blocks that one thread takes: 512 tokens keep two threads busy from 1,000 tokens on
-
 struct gpw_segment {
     gpw_kivi_layout_t layout;
     as_shape_t shape;
     const krn_ops_t *ops;
-    void (*attend_part)(const gpw_kivi_part_t *part);
+    gpw_kivi_attend_fn *attend_part;
     uint32_t blocks_max, blocks_reserved;
     uint8_t **blocks; // [blocks_max]
     uint32_t *sealed; // [layers]: blocks folded in
@@ -32,13 +29,19 @@ static size_t fixed_bytes(const as_shape_t *shape, uint32_t blocks_max)
            2 * (size_t)shape->block_tokens * shape->head_dim * sizeof(float);
 }
 
-static bool has_avx2(void)
+void gpw_kivi_attends(gpw_kivi_attend_fn *fns_p[4])
 {
+    uint32_t count = 0;
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2");
-#else
-    return false;
+    if (krn_cpu_named("avx512") && __builtin_cpu_supports("avx512vnni")) {
+        fns_p[count++] = gpw_kivi_attend_avx512;
+    }
+    if (krn_cpu_named("avx2")) {
+        fns_p[count++] = gpw_kivi_attend_avx2;
+    }
 #endif
+    fns_p[count++] = gpw_kivi_attend_portable;
+    fns_p[count] = NULL;
 }
 
 as_status_t gpw_kivi_open(const gpw_segment_options_t *options, gpw_segment_t **segment_p)
@@ -55,7 +58,9 @@ as_status_t gpw_kivi_open(const gpw_segment_options_t *options, gpw_segment_t **
     s->layout = layout;
     s->shape = options->shape;
     s->ops = options->ops;
-    s->attend_part = has_avx2() ? gpw_kivi_attend_avx2 : gpw_kivi_attend_portable;
+    gpw_kivi_attend_fn *attends[4];
+    gpw_kivi_attends(attends);
+    s->attend_part = attends[0];
     s->blocks_max = options->blocks_max;
     s->blocks = as_mem_zalloc(options->blocks_max ? options->blocks_max : 1, sizeof(*s->blocks));
     s->sealed = as_mem_zalloc(options->shape.layers, sizeof(*s->sealed));
@@ -72,10 +77,12 @@ as_status_t gpw_kivi_reserve(gpw_segment_t *s, uint32_t blocks)
 {
     AS_ASSERT(blocks <= s->blocks_max);
     while (s->blocks_reserved < blocks) {
-        uint8_t *block = as_mem_zalloc(s->shape.layers, s->layout.layer_bytes);
+        size_t bytes = s->shape.layers * s->layout.layer_bytes;
+        uint8_t *block = as_mem_aligned(GPW_KIVI_UNIT_BYTES, bytes);
         if (!block) {
             return AS_ERR_NO_MEMORY;
         }
+        memset(block, 0, bytes); // scales of tokens that only pad
         s->blocks[s->blocks_reserved++] = block;
     }
     return AS_OK;
@@ -109,13 +116,12 @@ static void attend_item(void *ctx, uint32_t index)
     wave_t *wave = ctx;
     const gpw_segment_t *s = wave->segment;
     uint32_t run = index / s->shape.kv_heads;
-    uint32_t first = wave->first_block + run * RUN_BLOCKS;
+    uint32_t first = wave->first_block + run * GPW_KIVI_PART_BLOCKS;
     uint32_t left = s->sealed[wave->args->layer] - first;
     gpw_kivi_part_t part = {
         .layout = &s->layout,
-        .ops = s->ops,
         .blocks = (const uint8_t *const *)s->blocks + first,
-        .block_count = left < RUN_BLOCKS ? left : RUN_BLOCKS,
+        .block_count = left < GPW_KIVI_PART_BLOCKS ? left : GPW_KIVI_PART_BLOCKS,
         .layer_offset = wave->args->layer * s->layout.layer_bytes,
         .kv_head = index % s->shape.kv_heads,
         .rows = wave->args->rows,
@@ -140,16 +146,14 @@ void gpw_kivi_attend(const gpw_segment_t *s, const gpw_segment_attend_t *args)
     krn_partials_clear(args->out, pairs, dim);
     uint32_t sealed = s->sealed[args->layer];
     while (wave.first_block < sealed) {
-        uint32_t runs = (sealed - wave.first_block + RUN_BLOCKS - 1) / RUN_BLOCKS;
+        uint32_t runs =
+            (sealed - wave.first_block + GPW_KIVI_PART_BLOCKS - 1) / GPW_KIVI_PART_BLOCKS;
         runs = runs < GPW_SEGMENT_WAVE_RUNS ? runs : GPW_SEGMENT_WAVE_RUNS;
-        for (uint32_t r = 0; r < runs; r++) {
-            krn_partials_clear(&wave.runs[r], pairs, dim);
-        }
         krn_pool_run(args->pool, runs * s->shape.kv_heads, attend_item, &wave);
         for (uint32_t r = 0; r < runs; r++) {
             s->ops->merge(args->out, &wave.runs[r], pairs, dim);
         }
-        wave.first_block += runs * RUN_BLOCKS;
+        wave.first_block += runs * GPW_KIVI_PART_BLOCKS;
     }
 }
 

@@ -1,225 +1,356 @@
 // SPDX-License-Identifier: Apache-2.0
-// KIVI's attention, straight from the codes: included by kivi_attend_*.c, each compiled for its own
-// instruction set.
+// KIVI's attention, straight from the codes: included by kivi_attend_*.c, each after the v16 of its
+// instruction set (kernels/cpu/simd_*.h) and its integer dot products (dots_t, codes_t).
 //
-// q . (code * scale + min) over the channels of one token group is sum((q * scale) * code) + sum(q
-// * min): the scales go into the query, so a code is only unpacked, converted and multiplied.
-// Likewise sum(p * (code * scale + min)) over tokens is sum((p * scale) * code) + sum(p * min).
-// Both are one loop, `accumulate`: eight codes of each of `count` rows, weighted by a number a row.
-// Nothing is dequantised in memory.
-#include <math.h>
+// With x the query's channels and a code's value = code * scale + min, the logit of a token is
+//   sum(x * value) = sum(w * (code - mid)) + sum(x * centre)
+// where w = x * scale, mid = (2^bits - 1) / 2 and centre = min + mid * scale. The second sum is one
+// for all tokens of a group, in f32. In the first w is rounded to whole steps, of which the block's
+// largest |w| has 127, so that it is a product of small integers, exact in whatever order and on any
+// processor:
+//   step * (sum(steps * code) - mid * sum(steps)).
+// Rounding a weight costs up to step / 2 * |code - mid|; rounding the code has already cost up to
+// w / 2 for each channel, some ten times as much. Values are summed in the same way: x are then the
+// tokens' exp(logit - max), w what these weigh times the token's scale.
+//
+// The f32 part is operations of v16 alone, each defined to the bit, so all copies of this code give
+// the same bits.
+//
+// A part's blocks are gone through twice: logits of all tokens, then, with the maximum known, values.
+// While one block is read, the next is prefetched.
 #include <string.h>
 
-#include "gpuworker/resident/exp8.h"
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/partials.h"
+#include "kernels/cpu/simd_math.h"
 
-#define QUERIES 4u // query heads (of all rows) that share one unpacking
+#define INLINE static inline __attribute__((always_inline))
 
-// What `accumulate` reads: eight codes at codes + r * row_bytes for each row r, weights[q][r].
-typedef struct code_rows {
-    const uint8_t *codes;
-    uint32_t row_bytes, count, bits;
-    const float *weights;
-    uint32_t weights_stride;
-} code_rows_t;
+#define QUERIES      4u   // query heads (of all rows) that share one unpacking
+#define WIDTH_MAX    256u // channels, or tokens of a block
+#define TOKENS_MAX   (GPW_KIVI_PART_BLOCKS * WIDTH_MAX)
+#define GROUPS_MAX   (WIDTH_MAX / 16)
+#define STEPS_STRIDE ((size_t)GROUPS_MAX * WIDTH_MAX)
+#define STEPS        127.0f
+#define TINY         1e-30f      // of which 127 / x is still finite; weights below are nothing
+#define ROUND_BITS   12582912.0f // 1.5 * 2^23: adding it rounds to a whole number in the lowest bits
 
-INLINE void unpack(const uint8_t *codes, uint32_t bits, v8f *out)
+typedef struct work {
+    _Alignas(64) int8_t steps[QUERIES][STEPS_STRIDE]; // of each group
+    float step[QUERIES], offset[QUERIES][GROUPS_MAX]; // sum = step * dot + offset
+    _Alignas(64) float p[QUERIES][TOKENS_MAX];        // logits, then exp(logit - max)
+    _Alignas(64) float out[QUERIES][WIDTH_MAX];
+    const float *q[QUERIES];
+    uint32_t queries;
+} work_t;
+
+typedef struct block {
+    const uint8_t *head; // its codes
+    ptrdiff_t ahead;     // from there to what is read next
+    uint32_t first;      // its first token's place in work's p
+} block_t;
+
+// ---- Weights ------------------------------------------------------------------------
+
+// What weighs the codes of all groups of a block: `count` channels or tokens in each.
+typedef struct weighing {
+    const gpw_kivi_layout_t *layout;
+    const krn_f16 *scales;   // [groups][scale, min][count]
+    const float *x[QUERIES]; // [count] each
+    uint32_t groups, count;  // count: a multiple of 16
+    ptrdiff_t ahead;
+} weighing_t;
+
+// The step of each query: a 127th of its largest weight.
+INLINE void choose_steps(const weighing_t *g, work_t *w, const uint32_t queries)
 {
-    if (bits == 4) {
-        uint32_t word;
-        memcpy(&word, codes, sizeof(word));
-        v8u shifts = {0, 4, 8, 12, 16, 20, 24, 28};
-        v8u all = {word, word, word, word, word, word, word, word};
-        *out = __builtin_convertvector((v8i)((all >> shifts) & 15u), v8f);
-    } else {
-        uint16_t word;
-        memcpy(&word, codes, sizeof(word));
-        uint32_t w = word;
-        v8u shifts = {0, 2, 4, 6, 8, 10, 12, 14};
-        v8u all = {w, w, w, w, w, w, w, w};
-        *out = __builtin_convertvector((v8i)((all >> shifts) & 3u), v8f);
+    const uint32_t count = g->count, groups = g->groups;
+    const krn_f16 *scales = g->scales;
+    v16 largest[QUERIES];
+    const float *x[QUERIES];
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        largest[q] = v16_set1(TINY);
+        x[q] = g->x[q];
+    }
+    for (uint32_t i = 0; i < count; i += 16) {
+        v16 scale = v16_load_f16(scales + i);
+        for (uint32_t n = 1; n < groups; n++) {
+            scale = v16_max(scale, v16_load_f16(scales + 2 * (size_t)n * count + i));
+        }
+#pragma GCC unroll 4
+        for (uint32_t q = 0; q < queries; q++) {
+            largest[q] = v16_max(largest[q], v16_abs(v16_mul(v16_load(x[q] + i), scale)));
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        w->step[q] = v16_max_all(largest[q]) * (1.0f / STEPS);
     }
 }
 
-INLINE void accumulate(const code_rows_t *rows, uint32_t bits, uint32_t queries, v8f *sums)
+INLINE void weigh_group(const weighing_t *g, work_t *w, uint32_t group, const v16 *inverse,
+                        const uint32_t queries)
 {
-    v8f sum[QUERIES] = {0};
-    const uint8_t *codes = rows->codes;
-    for (uint32_t r = 0; r < rows->count; r++, codes += rows->row_bytes) {
-        v8f code;
-        unpack(codes, bits, &code);
+    const uint32_t count = g->count;
+    const ptrdiff_t ahead = g->ahead;
+    const krn_f16 *scales = g->scales + 2 * (size_t)group * count, *mins = scales + count;
+    const v16 magic = v16_set1(ROUND_BITS), mid = v16_set1(g->layout->mid);
+    int8_t *steps_out = w->steps[0] + (size_t)group * count;
+    v16 exact[QUERIES], rounded[QUERIES];
+    const float *x_of[QUERIES]; // copies: writing steps may change anything that is in memory
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        exact[q] = rounded[q] = v16_set1(0.0f);
+        x_of[q] = g->x[q];
+    }
+    for (uint32_t i = 0; i < count; i += 16) {
+        v16 scale = v16_load_f16(scales + i);
+        v16 centre = v16_fma(scale, mid, v16_load_f16(mins + i));
+        v16_prefetch((const char *)(scales + i) + ahead);
+        v16_prefetch((const char *)(mins + i) + ahead);
+#pragma GCC unroll 4
         for (uint32_t q = 0; q < queries; q++) {
-            sum[q] += code * rows->weights[q * rows->weights_stride + r];
+            v16 x = v16_load(x_of[q] + i);
+            v16 steps = v16_fma(v16_mul(x, inverse[q]), scale, magic);
+            v16_store_low8(steps_out + q * STEPS_STRIDE + i, steps);
+            rounded[q] = v16_add(rounded[q], v16_sub(steps, magic));
+            exact[q] = v16_fma(x, centre, exact[q]);
         }
     }
+#pragma GCC unroll 4
     for (uint32_t q = 0; q < queries; q++) {
-        sums[q] = sum[q];
+        v16 back = v16_set1(-g->layout->mid * w->step[q]);
+        w->offset[q][group] = v16_tree(v16_fma(rounded[q], back, exact[q]));
+    }
+}
+
+INLINE void weigh_queries(const weighing_t *g, work_t *w, const uint32_t queries)
+{
+    v16 inverse[QUERIES];
+    choose_steps(g, w, queries);
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        inverse[q] = v16_set1(1.0f / w->step[q]);
+    }
+    for (uint32_t group = 0; group < g->groups; group++) {
+        weigh_group(g, w, group, inverse, queries);
+    }
+}
+
+// ---- Codes --------------------------------------------------------------------------
+
+// Sixteen lanes of codes, and what each lane is multiplied with.
+typedef struct lanes {
+    const uint8_t *codes;
+    uint32_t units;
+    ptrdiff_t ahead;
+    const int8_t *steps; // [queries][STEPS_STRIDE]
+    const float *step;   // [queries]
+    float offset[QUERIES];
+    v16 sums[QUERIES]; // what comes out
+} lanes_t;
+
+// Two sums a query, since one alone would wait for each product.
+INLINE void accumulate_queries(lanes_t *l, const uint32_t bits, const uint32_t queries)
+{
+    const uint32_t slices = 8 / bits;
+    const uint8_t *codes = l->codes, *end = codes + l->units * GPW_KIVI_UNIT_BYTES;
+    const int8_t *steps = l->steps;
+    const ptrdiff_t ahead = l->ahead;
+    dots_t dots[QUERIES][2];
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        dots[q][0] = dots[q][1] = dots_zero();
+    }
+    for (; codes < end; codes += GPW_KIVI_UNIT_BYTES, steps += 4 * slices) {
+        codes_t packed = codes_load(codes);
+        v16_prefetch((const char *)codes + ahead);
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < slices; i++) {
+            codes_t slice = codes_slice(packed, i * bits, (1u << bits) - 1);
+#pragma GCC unroll 4
+            for (uint32_t q = 0; q < queries; q++) {
+                dots[q][i % 2] =
+                    dots_add(dots[q][i % 2], slice, steps + (size_t)q * STEPS_STRIDE + 4 * i);
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (uint32_t q = 0; q < queries; q++) {
+        v16 dot = v16_add(dots_float(dots[q][0]), dots_float(dots[q][1]));
+        l->sums[q] = v16_fma(v16_set1(l->step[q]), dot, v16_set1(l->offset[q]));
     }
 }
 
 // With constants the compiler keeps the sums in registers.
-static void accumulate_any(const code_rows_t *rows, uint32_t queries, v8f *sums)
-{
-    bool four = rows->bits == 4;
-    switch (queries) {
-    case 1:
-        four ? accumulate(rows, 4, 1, sums) : accumulate(rows, 2, 1, sums);
-        break;
-    case 2:
-        four ? accumulate(rows, 4, 2, sums) : accumulate(rows, 2, 2, sums);
-        break;
-    case 3:
-        four ? accumulate(rows, 4, 3, sums) : accumulate(rows, 2, 3, sums);
-        break;
-    default:
-        four ? accumulate(rows, 4, 4, sums) : accumulate(rows, 2, 4, sums);
-        break;
+#define WEIGH(QUERIES_)                                                                            \
+    static void weigh_##QUERIES_(const weighing_t *g, work_t *w)                                   \
+    {                                                                                              \
+        weigh_queries(g, w, QUERIES_);                                                             \
     }
-}
+#define ACCUMULATE(BITS, QUERIES_)                                                                 \
+    static void accumulate_##BITS##_##QUERIES_(lanes_t *l)                                         \
+    {                                                                                              \
+        accumulate_queries(l, BITS, QUERIES_);                                                     \
+    }
+#define EACH_QUERIES(QUERIES_) WEIGH(QUERIES_) ACCUMULATE(2, QUERIES_) ACCUMULATE(4, QUERIES_)
 
-// Scratch of one block and up to QUERIES queries.
-typedef struct block_work {
-    float scale_min[2 * AS_BLOCK_TOKENS_MAX * (KRN_HEAD_DIM_MAX / 8)];
-    float weights[QUERIES * KRN_HEAD_DIM_MAX > QUERIES *AS_BLOCK_TOKENS_MAX
-                      ? QUERIES *KRN_HEAD_DIM_MAX
-                      : QUERIES *AS_BLOCK_TOKENS_MAX];
-    float p[QUERIES][AS_BLOCK_TOKENS_MAX + 8]; // logits, then exp(logit - max)
-    float max[QUERIES], sum[QUERIES];
-    float out[QUERIES][KRN_HEAD_DIM_MAX];
-    const float *q[QUERIES];
-    uint32_t queries;
-} block_work_t;
+EACH_QUERIES(1)
+EACH_QUERIES(2)
+EACH_QUERIES(3)
+EACH_QUERIES(4)
 
-// Weights q[c] * scale of one token group; returns the sums of q[c] * min in base.
-static void key_weights(const gpw_kivi_layout_t *l, block_work_t *w, uint32_t group, float *base)
+static void (*const weigh_of[QUERIES])(const weighing_t *g, work_t *w) = {weigh_1, weigh_2, weigh_3,
+                                                                          weigh_4};
+static void (*const accumulate_of[2][QUERIES])(lanes_t *l) = {
+    {accumulate_2_1, accumulate_2_2, accumulate_2_3, accumulate_2_4},
+    {accumulate_4_1, accumulate_4_2, accumulate_4_3, accumulate_4_4},
+};
+
+static void accumulate(lanes_t *lanes, const weighing_t *g, const work_t *w, uint32_t group)
 {
+    lanes->steps = w->steps[0] + (size_t)group * g->count;
     for (uint32_t q = 0; q < w->queries; q++) {
-        float sum = 0.0f;
-        for (uint32_t c = 0; c < l->dim; c++) {
-            const float *scale_min = w->scale_min + 2 * ((size_t)c * l->token_groups + group);
-            w->weights[q * l->dim + c] = w->q[q][c] * scale_min[0];
-            sum += w->q[q][c] * scale_min[1];
-        }
-        base[q] = sum;
+        lanes->offset[q] = w->offset[q][group];
     }
+    accumulate_of[g->layout->bits == 4][w->queries - 1](lanes);
 }
 
-static void block_logits(const gpw_kivi_part_t *part, const uint8_t *head, block_work_t *w)
+// ---- Blocks -------------------------------------------------------------------------
+
+// Logits of one block's tokens, but for the scale.
+static void block_logits(const gpw_kivi_part_t *part, const block_t *block, work_t *w)
 {
     const gpw_kivi_layout_t *l = part->layout;
-    part->ops->f16_to_f32((const krn_f16 *)(const void *)(head + l->k_scales),
-                          2 * (size_t)l->dim * l->token_groups, w->scale_min);
-    float base[QUERIES];
-    for (uint32_t t = 0; t < l->tokens; t += 8) {
-        if (t % l->group == 0) {
-            key_weights(l, w, t / l->group, base);
-        }
-        code_rows_t rows = {.codes = head + t * l->bits / 8,
-                            .row_bytes = l->k_row_bytes,
-                            .count = l->dim,
-                            .bits = l->bits,
-                            .weights = w->weights,
-                            .weights_stride = l->dim};
-        v8f sums[QUERIES];
-        accumulate_any(&rows, w->queries, sums);
+    weighing_t g = {.layout = l,
+                    .scales = (const krn_f16 *)(const void *)(block->head + l->k_scales),
+                    .groups = l->token_groups,
+                    .count = l->dim,
+                    .ahead = block->ahead};
+    lanes_t lanes = {
+        .codes = block->head, .units = l->k_units, .ahead = block->ahead, .step = w->step};
+    memcpy(g.x, w->q, sizeof(g.x));
+    weigh_of[w->queries - 1](&g, w);
+    for (uint32_t t = 0; t < l->tokens_padded; t += 16) {
+        accumulate(&lanes, &g, w, t / l->group);
+        lanes.codes += l->k_units * GPW_KIVI_UNIT_BYTES;
         for (uint32_t q = 0; q < w->queries; q++) {
-            v8f logits = (sums[q] + base[q]) * part->scale;
-            memcpy(&w->p[q][t], &logits, sizeof(logits));
+            v16_store(w->p[q] + block->first + t, lanes.sums[q]);
+        }
+    }
+    for (uint32_t t = l->tokens; t < l->tokens_padded; t++) {
+        for (uint32_t q = 0; q < w->queries; q++) {
+            w->p[q][block->first + t] = -INFINITY; // exp gives 0
         }
     }
 }
 
-static void block_softmax(const gpw_kivi_layout_t *l, block_work_t *w)
+// p = exp(p * scale - max), with its max and sum.
+static void softmax(float *p, uint32_t count, float scale, float *max_p, float *sum_p)
 {
-    for (uint32_t q = 0; q < w->queries; q++) {
-        float *p = w->p[q];
-        float max = p[0];
-        for (uint32_t t = 1; t < l->tokens; t++) {
-            max = p[t] > max ? p[t] : max;
-        }
-        float sum = 0.0f;
-        for (uint32_t t = 0; t < l->tokens; t += 8) {
-            v8f x;
-            memcpy(&x, p + t, sizeof(x));
-            x -= max;
-            x = (v8f)((v8i)x & (v8i)(x <= 0.0f)); // padding behind the last token may be anything
-            exp8(&x);
-            memcpy(p + t, &x, sizeof(x));
-        }
-        for (uint32_t t = 0; t < l->tokens; t++) {
-            sum += p[t];
-        }
-        w->max[q] = max;
-        w->sum[q] = sum;
+    v16 max = v16_set1(-INFINITY), sum = v16_set1(0.0f), wide = v16_set1(scale);
+    for (uint32_t t = 0; t < count; t += 16) {
+        v16 x = v16_mul(v16_load(p + t), wide);
+        max = v16_max(max, x);
+        v16_store(p + t, x);
     }
+    *max_p = v16_max_all(max) + 0.0f; // never -0: else the order of comparing would show
+    max = v16_set1(*max_p);
+    for (uint32_t t = 0; t < count; t += 16) {
+        v16 x = v16_exp(v16_sub(v16_load(p + t), max));
+        sum = v16_add(sum, x);
+        v16_store(p + t, x);
+    }
+    *sum_p = v16_tree(sum);
 }
 
-static void value_weights(const gpw_kivi_layout_t *l, block_work_t *w, uint32_t group, float *base)
-{
-    for (uint32_t q = 0; q < w->queries; q++) {
-        float sum = 0.0f;
-        for (uint32_t t = 0; t < l->tokens; t++) {
-            const float *scale_min = w->scale_min + 2 * ((size_t)t * l->channel_groups + group);
-            w->weights[q * l->tokens + t] = w->p[q][t] * scale_min[0];
-            sum += w->p[q][t] * scale_min[1];
-        }
-        base[q] = sum;
-    }
-}
-
-static void block_values(const gpw_kivi_part_t *part, const uint8_t *head, block_work_t *w)
+static void block_values(const gpw_kivi_part_t *part, const block_t *block, work_t *w)
 {
     const gpw_kivi_layout_t *l = part->layout;
-    part->ops->f16_to_f32((const krn_f16 *)(const void *)(head + l->v_scales),
-                          2 * (size_t)l->tokens * l->channel_groups, w->scale_min);
-    float base[QUERIES];
-    for (uint32_t c = 0; c < l->dim; c += 8) {
-        if (c % l->group == 0) {
-            value_weights(l, w, c / l->group, base);
-        }
-        code_rows_t rows = {.codes = head + l->v_codes + c * l->bits / 8,
-                            .row_bytes = l->v_row_bytes,
-                            .count = l->tokens,
-                            .bits = l->bits,
-                            .weights = w->weights,
-                            .weights_stride = l->tokens};
-        v8f sums[QUERIES];
-        accumulate_any(&rows, w->queries, sums);
+    weighing_t g = {.layout = l,
+                    .scales = (const krn_f16 *)(const void *)(block->head + l->v_scales),
+                    .groups = l->channel_groups,
+                    .count = l->tokens_padded,
+                    .ahead = block->ahead};
+    lanes_t lanes = {.codes = block->head + l->v_codes,
+                     .units = l->v_units,
+                     .ahead = block->ahead,
+                     .step = w->step};
+    for (uint32_t q = 0; q < w->queries; q++) {
+        g.x[q] = w->p[q] + block->first;
+    }
+    weigh_of[w->queries - 1](&g, w);
+    for (uint32_t c = 0; c < l->dim; c += 16) {
+        accumulate(&lanes, &g, w, c / l->group);
+        lanes.codes += l->v_units * GPW_KIVI_UNIT_BYTES;
         for (uint32_t q = 0; q < w->queries; q++) {
-            v8f out = sums[q] + base[q];
-            memcpy(&w->out[q][c], &out, sizeof(out));
+            v16_store(w->out[q] + c, v16_add(v16_load(w->out[q] + c), lanes.sums[q]));
         }
     }
 }
 
-// (row, query head) pairs of this KV head, numbered row by row.
+// ---- Parts --------------------------------------------------------------------------
+
+// Pair `index` of the part's KV head: [row][head of the group].
 static size_t pair_of(const gpw_kivi_part_t *part, uint32_t index)
 {
     return (size_t)(index / part->group_heads) * part->q_heads + part->kv_head * part->group_heads +
            index % part->group_heads;
 }
 
-static void attend(const gpw_kivi_part_t *part)
+static const uint8_t *head_of(const gpw_kivi_part_t *part, uint32_t block)
+{
+    return part->blocks[block] + part->layer_offset + part->kv_head * part->layout->head_bytes;
+}
+
+// A block's keys (part 0) or values (1). Behind the last block's keys the first block's values are
+// read, behind its values the keys of the next KV head.
+static block_t block_at(const gpw_kivi_part_t *part, uint32_t b, int values)
 {
     const gpw_kivi_layout_t *l = part->layout;
-    block_work_t w;
-    uint32_t pairs = part->rows * part->group_heads;
+    bool last = b + 1 == part->block_count;
+    block_t block = {.head = head_of(part, b), .first = b * l->tokens_padded};
+    uintptr_t here = (uintptr_t)block.head, next = (uintptr_t)head_of(part, last ? 0 : b + 1);
+    if (last) {
+        next += values ? l->head_bytes - l->v_codes : l->v_codes;
+    }
+    block.ahead = (ptrdiff_t)(next - here);
+    return block;
+}
+
+static void attend_pairs(const gpw_kivi_part_t *part, uint32_t first, work_t *w)
+{
+    uint32_t dim = part->layout->dim;
+    for (uint32_t q = 0; q < w->queries; q++) {
+        w->q[q] = part->q + pair_of(part, first + q) * dim;
+        memset(w->out[q], 0, dim * sizeof(float));
+    }
     for (uint32_t b = 0; b < part->block_count; b++) {
-        const uint8_t *head = part->blocks[b] + part->layer_offset + part->kv_head * l->head_bytes;
-        for (uint32_t first = 0; first < pairs; first += QUERIES) {
-            w.queries = pairs - first < QUERIES ? pairs - first : QUERIES;
-            for (uint32_t q = 0; q < w.queries; q++) {
-                w.q[q] = part->q + pair_of(part, first + q) * l->dim;
-            }
-            block_logits(part, head, &w);
-            block_softmax(l, &w);
-            block_values(part, head, &w);
-            for (uint32_t q = 0; q < w.queries; q++) {
-                krn_partials_t io = gpw_partials_at(&part->out, pair_of(part, first + q), l->dim);
-                krn_partials_t one = {w.out[q], &w.max[q], &w.sum[q]};
-                part->ops->merge(&io, &one, 1, l->dim);
-            }
-        }
+        block_t block = block_at(part, b, 0);
+        block_logits(part, &block, w);
+    }
+    for (uint32_t q = 0; q < w->queries; q++) {
+        size_t pair = pair_of(part, first + q);
+        softmax(w->p[q], part->block_count * part->layout->tokens_padded, part->scale,
+                part->out.max + pair, part->out.sum + pair);
+    }
+    for (uint32_t b = 0; b < part->block_count; b++) {
+        block_t block = block_at(part, b, 1);
+        block_values(part, &block, w);
+    }
+    for (uint32_t q = 0; q < w->queries; q++) {
+        memcpy(part->out.out + pair_of(part, first + q) * dim, w->out[q], dim * sizeof(float));
+    }
+}
+
+static void attend(const gpw_kivi_part_t *part)
+{
+    uint32_t pairs = part->rows * part->group_heads;
+    work_t w;
+    _Static_assert(WIDTH_MAX >= KRN_HEAD_DIM_MAX && WIDTH_MAX >= AS_BLOCK_TOKENS_MAX, "both fit");
+    for (uint32_t first = 0; first < pairs; first += QUERIES) {
+        w.queries = pairs - first < QUERIES ? pairs - first : QUERIES;
+        attend_pairs(part, first, &w);
     }
 }

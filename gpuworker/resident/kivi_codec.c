@@ -16,6 +16,11 @@ static uint32_t divide_up(uint32_t a, uint32_t b)
     return (a + b - 1) / b;
 }
 
+static size_t whole_units(size_t bytes)
+{
+    return (bytes + GPW_KIVI_UNIT_BYTES - 1) / GPW_KIVI_UNIT_BYTES * GPW_KIVI_UNIT_BYTES;
+}
+
 as_status_t gpw_kivi_layout(const gpw_segment_options_t *options, gpw_kivi_layout_t *layout_p)
 {
     const gpw_compressor_params_t *params = options->params;
@@ -25,88 +30,170 @@ as_status_t gpw_kivi_layout(const gpw_segment_options_t *options, gpw_kivi_layou
                            .tokens = shape->block_tokens,
                            .dim = shape->head_dim,
                            .kv_heads = shape->kv_heads};
-    if ((l.bits != 2 && l.bits != 4) || l.group == 0 || l.group % 8 != 0 || l.dim % 16 != 0 ||
+    if ((l.bits != 2 && l.bits != 4) || l.group == 0 || l.group % 16 != 0 || l.dim % 16 != 0 ||
         l.dim > KRN_HEAD_DIM_MAX || l.tokens > AS_BLOCK_TOKENS_MAX ||
         shape->element != AS_ELEMENT_F16) {
         return AS_ERR_UNSUPPORTED;
     }
-    l.tokens_padded = divide_up(l.tokens, 8) * 8;
+    l.tokens_padded = divide_up(l.tokens, 16) * 16;
     l.token_groups = divide_up(l.tokens, l.group);
     l.channel_groups = divide_up(l.dim, l.group);
-    l.k_row_bytes = l.tokens_padded * l.bits / 8;
-    l.v_row_bytes = l.dim * l.bits / 8;
-    l.k_scales = (size_t)l.dim * l.k_row_bytes;
-    l.v_codes = l.k_scales + (size_t)l.dim * l.token_groups * 2 * sizeof(krn_f16);
-    l.v_scales = l.v_codes + (size_t)l.tokens * l.v_row_bytes;
-    l.head_bytes = l.v_scales + (size_t)l.tokens * l.channel_groups * 2 * sizeof(krn_f16);
+    l.k_units = l.dim * l.bits / 32;
+    l.v_units = l.tokens_padded * l.bits / 32;
+    l.mid = (float)((1u << l.bits) - 1) / 2;
+    l.k_scales = (size_t)l.tokens_padded / 16 * l.k_units * GPW_KIVI_UNIT_BYTES;
+    l.v_codes = l.k_scales + whole_units((size_t)l.token_groups * l.dim * 2 * sizeof(krn_f16));
+    l.v_scales = l.v_codes + (size_t)l.dim / 16 * l.v_units * GPW_KIVI_UNIT_BYTES;
+    l.head_bytes =
+        l.v_scales + whole_units((size_t)l.channel_groups * l.tokens_padded * 2 * sizeof(krn_f16));
     l.layer_bytes = l.head_bytes * l.kv_heads;
     *layout_p = l;
     return AS_OK;
 }
 
-// Values of one group: `count` of them, `stride` apart.
+// A group: its scale and min as they are stored, and what makes codes of values.
 typedef struct group {
-    const float *values;
-    uint32_t count;
-    size_t stride;
+    krn_f16 stored_scale, stored_min;
+    float min, inverse; // inverse: 1 / scale, or 0
 } group_t;
 
-// Writes {scale, min} and the codes, one byte each.
-static void quantize(const group_t *group, uint32_t bits, krn_f16 *scale_min, uint8_t *codes)
+static group_t group_of(float low, float high, float levels)
 {
-    float low = group->values[0], high = low;
-    for (uint32_t i = 1; i < group->count; i++) {
-        float x = group->values[i * group->stride];
-        low = x < low ? x : low;
-        high = x > high ? x : high;
-    }
-    float levels = (float)((1u << bits) - 1);
     float scale = (high - low) / levels;
-    scale_min[0] = krn_f16_from_float(scale < F16_MAX ? scale : F16_MAX);
-    scale_min[1] = krn_f16_from_float(low);
-    scale = krn_f16_to_float(scale_min[0]);
-    low = krn_f16_to_float(scale_min[1]);
-    float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    for (uint32_t i = 0; i < group->count; i++) {
-        float code = (group->values[i * group->stride] - low) * inverse + 0.5f;
-        code = code > 0.0f ? code : 0.0f;
-        codes[i] = (uint8_t)(code < levels ? code : levels);
-    }
+    group_t g = {.stored_scale = krn_f16_from_float(scale < F16_MAX ? scale : F16_MAX),
+                 .stored_min = krn_f16_from_float(low)};
+    scale = krn_f16_to_float(g.stored_scale);
+    g.min = krn_f16_to_float(g.stored_min);
+    g.inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    return g;
 }
 
-// Packs a row of one-byte codes, a multiple of 8 long.
-static void pack_row(const uint8_t *codes, uint32_t count, uint32_t bits, uint8_t *out)
+static uint8_t code_of(float x, float min, float inverse, float levels)
 {
-    uint32_t per_byte = 8 / bits;
-    for (uint32_t i = 0; i < count; i += per_byte) {
-        uint32_t byte = 0;
-        for (uint32_t j = 0; j < per_byte; j++) {
-            byte |= (uint32_t)codes[i + j] << (j * bits);
+    float code = (x - min) * inverse + 0.5f;
+    code = code > 0.0f ? code : 0.0f;
+    return (uint8_t)(int32_t)(code < levels ? code : levels);
+}
+
+// What a row of channels has in one token group.
+typedef struct channels {
+    float low[KRN_HEAD_DIM_MAX], high[KRN_HEAD_DIM_MAX];
+    float min[KRN_HEAD_DIM_MAX], inverse[KRN_HEAD_DIM_MAX];
+} channels_t;
+
+// Scales of the token group that begins at k, `count` tokens long.
+static void key_scales(const gpw_kivi_layout_t *l, const float *k, uint32_t count, channels_t *c,
+                       krn_f16 *scales)
+{
+    memcpy(c->low, k, l->dim * sizeof(float));
+    memcpy(c->high, k, l->dim * sizeof(float));
+    for (uint32_t t = 1; t < count; t++) {
+        for (uint32_t i = 0; i < l->dim; i++) {
+            float x = k[(size_t)t * l->dim + i];
+            c->low[i] = x < c->low[i] ? x : c->low[i];
+            c->high[i] = x > c->high[i] ? x : c->high[i];
         }
-        *out++ = (uint8_t)byte;
+    }
+    for (uint32_t i = 0; i < l->dim; i++) {
+        group_t g = group_of(c->low[i], c->high[i], 2 * l->mid);
+        scales[i] = g.stored_scale;
+        scales[l->dim + i] = g.stored_min;
+        c->min[i] = g.min;
+        c->inverse[i] = g.inverse;
     }
 }
 
-void gpw_kivi_pack(const gpw_kivi_layout_t *l, const float *k, const float *v, uint8_t *head)
+// Units of sixteen tokens: codes is [16][dim].
+static void pack_keys(const gpw_kivi_layout_t *l, const uint8_t *codes, uint8_t *to)
 {
-    uint8_t codes[AS_BLOCK_TOKENS_MAX + KRN_HEAD_DIM_MAX];
-    memset(codes, 0, sizeof(codes));
+    uint32_t slices = 8 / l->bits;
+    for (uint32_t u = 0; u < l->k_units; u++) {
+        for (uint32_t t = 0; t < 16; t++, to += 4) {
+            uint32_t lane = 0;
+            for (uint32_t i = 0; i < slices; i++) {
+                uint32_t four;
+                memcpy(&four, codes + (size_t)t * l->dim + (u * slices + i) * 4, sizeof(four));
+                lane |= four << (i * l->bits);
+            }
+            memcpy(to, &lane, sizeof(lane));
+        }
+    }
+}
+
+static void pack_k(const gpw_kivi_layout_t *l, const float *k, uint8_t *head)
+{
+    uint8_t codes[16 * KRN_HEAD_DIM_MAX];
+    channels_t c;
     krn_f16 *scales = (krn_f16 *)(void *)(head + l->k_scales);
-    for (uint32_t c = 0; c < l->dim; c++) {
-        for (uint32_t t = 0; t < l->tokens; t += l->group, scales += 2) {
-            uint32_t count = l->tokens - t < l->group ? l->tokens - t : l->group;
-            group_t group = {k + (size_t)t * l->dim + c, count, l->dim};
-            quantize(&group, l->bits, scales, codes + t);
+    for (uint32_t t = 0; t < l->tokens; t += 16, head += l->k_units * GPW_KIVI_UNIT_BYTES) {
+        uint32_t left = l->tokens - t;
+        if (t % l->group == 0) {
+            key_scales(l, k + (size_t)t * l->dim, left < l->group ? left : l->group, &c, scales);
+            scales += 2 * (size_t)l->dim;
         }
-        pack_row(codes, l->tokens_padded, l->bits, head + (size_t)c * l->k_row_bytes);
-    }
-    scales = (krn_f16 *)(void *)(head + l->v_scales);
-    for (uint32_t t = 0; t < l->tokens; t++) {
-        for (uint32_t c = 0; c < l->dim; c += l->group, scales += 2) {
-            uint32_t count = l->dim - c < l->group ? l->dim - c : l->group;
-            group_t group = {v + (size_t)t * l->dim + c, count, 1};
-            quantize(&group, l->bits, scales, codes + c);
+        memset(codes, 0, sizeof(codes));
+        for (uint32_t j = 0; j < 16 && j < left; j++) {
+            const float *x = k + (size_t)(t + j) * l->dim;
+            for (uint32_t i = 0; i < l->dim; i++) {
+                codes[j * l->dim + i] = code_of(x[i], c.min[i], c.inverse[i], 2 * l->mid);
+            }
         }
-        pack_row(codes, l->dim, l->bits, head + l->v_codes + (size_t)t * l->v_row_bytes);
+        pack_keys(l, codes, head);
     }
+}
+
+// Codes and scales of token t's values.
+static void value_codes(const gpw_kivi_layout_t *l, const float *v, uint32_t t, uint8_t *codes,
+                        krn_f16 *scales)
+{
+    scales += t;
+    v += (size_t)t * l->dim;
+    for (uint32_t c = 0; c < l->dim; c += l->group, scales += 2 * (size_t)l->tokens_padded) {
+        uint32_t end = l->dim - c < l->group ? l->dim : c + l->group;
+        float low = v[c], high = low;
+        for (uint32_t i = c + 1; i < end; i++) {
+            low = v[i] < low ? v[i] : low;
+            high = v[i] > high ? v[i] : high;
+        }
+        group_t g = group_of(low, high, 2 * l->mid);
+        scales[0] = g.stored_scale;
+        scales[l->tokens_padded] = g.stored_min;
+        for (uint32_t i = c; i < end; i++) {
+            codes[i] = code_of(v[i], g.min, g.inverse, 2 * l->mid);
+        }
+    }
+}
+
+// Unit u of each sixteen channels: codes is [tokens of a unit][dim].
+static void pack_values(const gpw_kivi_layout_t *l, const uint8_t *codes, uint8_t *to)
+{
+    for (uint32_t c = 0; c < l->dim; c += 16, to += l->v_units * GPW_KIVI_UNIT_BYTES) {
+        uint32_t lanes[16] = {0};
+        for (uint32_t t = 0; t < 32 / l->bits; t++) {
+            for (uint32_t i = 0; i < 16; i++) {
+                lanes[i] |= (uint32_t)codes[t * l->dim + c + i] << (t % 4 * 8 + t / 4 * l->bits);
+            }
+        }
+        memcpy(to, lanes, sizeof(lanes));
+    }
+}
+
+static void pack_v(const gpw_kivi_layout_t *l, const float *v, uint8_t *head)
+{
+    uint8_t codes[16 * KRN_HEAD_DIM_MAX];
+    uint32_t unit_tokens = 32 / l->bits;
+    for (uint32_t u = 0; u < l->v_units; u++) {
+        memset(codes, 0, sizeof(codes));
+        for (uint32_t j = 0; j < unit_tokens && u * unit_tokens + j < l->tokens; j++) {
+            value_codes(l, v, u * unit_tokens + j, codes + j * l->dim,
+                        (krn_f16 *)(void *)(head + l->v_scales));
+        }
+        pack_values(l, codes, head + l->v_codes + u * GPW_KIVI_UNIT_BYTES);
+    }
+}
+
+void gpw_kivi_pack(const gpw_kivi_layout_t *layout, const float *k, const float *v, uint8_t *head)
+{
+    pack_k(layout, k, head);
+    pack_v(layout, v, head);
 }

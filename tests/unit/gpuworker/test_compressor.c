@@ -30,6 +30,7 @@ static double kivi_value(const sample_t *s, uint32_t layer, uint32_t part, uint3
     return code * scale + low;
 }
 
+// Rounding the weights of codes costs little of what rounding K and V costs.
 static void kivi_attends_to_what_its_formula_says(void **state)
 {
     (void)state;
@@ -43,8 +44,10 @@ static void kivi_attends_to_what_its_formula_says(void **state)
                 attended_t a = attend(&s, kivi, segment, shapes[i].layers - 1, 1);
                 held_t held = {.value = kivi_value};
                 double error = attention_error(&s, &held, shapes[i].layers - 1, &a.partials);
-                if (error > 2e-5) {
-                    fail_msg("shape %zu, %s: error %g", i, kivi->name, error);
+                held.value = exact_value;
+                double lost = attention_error(&s, &held, shapes[i].layers - 1, &a.partials);
+                if (error > 2e-3 || error > lost / 5) {
+                    fail_msg("shape %zu, %s: error %g, quantizing %g", i, kivi->name, error, lost);
                 }
                 as_mem_free(a.memory);
                 kivi->close(segment);
@@ -167,44 +170,53 @@ static void threads_and_rows_do_not_change_a_bit(void **state)
     sample_free(&s);
 }
 
-static void portable_and_vector_code_give_the_same_bits(void **state)
+// Of one block of a shape's first KV head.
+static void attend_with(const sample_t *s, const gpw_kivi_layout_t *layout, const uint8_t *codes,
+                        gpw_kivi_attend_fn *fn, float *memory)
+{
+    uint32_t heads = s->shape.q_heads / s->shape.kv_heads, pairs = s->rows * s->shape.q_heads;
+    gpw_kivi_part_t part = {.layout = layout,
+                            .blocks = &codes,
+                            .block_count = 1,
+                            .rows = s->rows,
+                            .group_heads = heads,
+                            .q_heads = s->shape.q_heads,
+                            .scale = 0.125f,
+                            .q = s->q,
+                            .out = gpw_partials_carve(memory, pairs, s->shape.head_dim)};
+    krn_partials_clear(&part.out, pairs, s->shape.head_dim);
+    fn(&part);
+}
+
+static void every_instruction_set_gives_the_same_bits(void **state)
 {
     (void)state;
-#if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2")) {
-        skip();
+    gpw_kivi_attend_fn *fns[4];
+    gpw_kivi_attends(fns);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 2; i++) {
+        sample_t s = sample_make(shapes[i / 2], 1, 2);
+        gpw_segment_options_t options =
+            options_for(&s, &gpw_compressor_find(i % 2 ? "kivi4" : "kivi2")->params);
+        gpw_kivi_layout_t layout;
+        assert_int_equal(gpw_kivi_layout(&options, &layout), AS_OK);
+        uint8_t *codes = as_mem_zalloc(1, layout.head_bytes);
+        uint32_t head = layout.tokens * layout.dim;
+        float *kv = as_mem_alloc(2 * head * sizeof(float));
+        krn_cpu()->f16_to_f32(s.extents, 2 * head, kv);
+        gpw_kivi_pack(&layout, kv, kv + head, codes);
+        size_t bytes = s.rows * s.shape.q_heads * (s.shape.head_dim + 2) * sizeof(float);
+        float *truth = as_mem_alloc(bytes), *other = as_mem_alloc(bytes);
+        attend_with(&s, &layout, codes, gpw_kivi_attend_portable, truth);
+        for (int f = 0; fns[f]; f++) {
+            attend_with(&s, &layout, codes, fns[f], other);
+            assert_memory_equal(truth, other, bytes);
+        }
+        as_mem_free(truth);
+        as_mem_free(other);
+        as_mem_free(kv);
+        as_mem_free(codes);
+        sample_free(&s);
     }
-#endif
-    sample_t s = sample_make(shapes[1], 1, 1);
-    const gpw_compressor_t *kivi = gpw_compressor_find("kivi4");
-    gpw_segment_options_t options = options_for(&s, &kivi->params);
-    gpw_kivi_layout_t layout;
-    assert_int_equal(gpw_kivi_layout(&options, &layout), AS_OK);
-    uint8_t *codes = as_mem_zalloc(1, layout.head_bytes);
-    uint32_t head = layout.tokens * layout.dim;
-    float *k = as_mem_alloc(2 * head * sizeof(float));
-    krn_cpu()->f16_to_f32(s.extents, 2 * head, k);
-    gpw_kivi_pack(&layout, k, k + head, codes);
-    const uint8_t *blocks[] = {codes};
-    float memory[2][3 * (64 + 2)];
-    for (int i = 0; i < 2; i++) {
-        gpw_kivi_part_t part = {.layout = &layout,
-                                .ops = krn_cpu(),
-                                .blocks = blocks,
-                                .block_count = 1,
-                                .rows = 1,
-                                .group_heads = 3,
-                                .q_heads = 3,
-                                .scale = 0.125f,
-                                .q = s.q,
-                                .out = gpw_partials_carve(memory[i], 3, 64)};
-        krn_partials_clear(&part.out, 3, 64);
-        i ? gpw_kivi_attend_avx2(&part) : gpw_kivi_attend_portable(&part);
-    }
-    assert_memory_equal(memory[0], memory[1], sizeof(memory[0]));
-    as_mem_free(k);
-    as_mem_free(codes);
-    sample_free(&s);
 }
 
 // What the allocator gave, as it tells itself.
@@ -314,7 +326,7 @@ int main(void)
         cmocka_unit_test(streaming_attends_to_sinks_and_window_exactly),
         cmocka_unit_test(an_empty_segment_yields_an_empty_partial),
         cmocka_unit_test(threads_and_rows_do_not_change_a_bit),
-        cmocka_unit_test(portable_and_vector_code_give_the_same_bits),
+        cmocka_unit_test(every_instruction_set_gives_the_same_bits),
         cmocka_unit_test(bytes_are_those_that_are_allocated),
         cmocka_unit_test(a_method_that_looks_at_queries_is_not_free_of_them),
         cmocka_unit_test(shapes_that_do_not_fit_are_refused),

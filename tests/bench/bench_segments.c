@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// A draft step's attention over sealed segments, and sealing, beside what the machine allows.
+//
+//   bench_segments [threads] [tokens] [sessions]
+//
+// The shape is that of SmolLM2-135M: 30 layers, 9 query and 3 KV heads of 64. One step attends with
+// one row to every layer of every session's segment, as drafting does: whole sessions by each thread
+// where there are enough, else all threads on one. Time is for one layer of one session.
+#include <stdlib.h>
+
+#include "gpuworker/resident/compressor.h"
+#include "gpuworker/resident/partials.h"
+#include "tests/bench/machine.h"
+
+enum { LAYERS = 30, Q_HEADS = 9, KV_HEADS = 3, DIM = 64, TOKENS = 64, SESSIONS_MAX = 64 };
+
+typedef struct step {
+    const gpw_compressor_t *compressor;
+    gpw_segment_t *segments[SESSIONS_MAX];
+    krn_pool_t *pools[SESSIONS_MAX]; // of one thread
+    float *scratch[SESSIONS_MAX], *out, *q;
+    uint32_t sessions, layer;
+} step_t;
+
+static const as_shape_t shape = {LAYERS, Q_HEADS, KV_HEADS, DIM, TOKENS, AS_ELEMENT_F16};
+
+static void attend(step_t *step, uint32_t session, krn_pool_t *threads)
+{
+    krn_partials_t out =
+        gpw_partials_carve(step->out + session * Q_HEADS * (DIM + 2), Q_HEADS, DIM);
+    gpw_segment_attend_t args = {.pool = threads,
+                                 .layer = step->layer,
+                                 .rows = 1,
+                                 .scale = 0.125f,
+                                 .q = step->q,
+                                 .out = &out,
+                                 .scratch = step->scratch[session]};
+    step->compressor->attend(step->segments[session], &args);
+}
+
+static void attend_session(void *ctx, uint32_t index)
+{
+    step_t *step = ctx;
+    attend(step, index, step->pools[index]);
+}
+
+static void step_job(void *ctx)
+{
+    step_t *step = ctx;
+    for (step->layer = 0; step->layer < LAYERS; step->layer++) {
+        if (step->sessions >= 2 * krn_pool_threads(pool)) {
+            krn_pool_run(pool, step->sessions, attend_session, step);
+            continue;
+        }
+        for (uint32_t s = 0; s < step->sessions; s++)
+            attend(step, s, pool);
+    }
+}
+
+typedef struct sealing {
+    step_t *step;
+    const krn_f16 *extent;
+    uint32_t blocks;
+} sealing_t;
+
+static void seal_session(void *ctx, uint32_t index)
+{
+    const sealing_t *sealing = ctx;
+    for (uint32_t l = 0; l < LAYERS; l++)
+        for (uint32_t b = 0; b < sealing->blocks; b++)
+            sealing->step->compressor->seal(sealing->step->segments[index], l, b, sealing->extent);
+}
+
+static void open_all(step_t *step, uint32_t blocks)
+{
+    gpw_segment_options_t options = {.params = &step->compressor->params,
+                                     .shape = shape,
+                                     .ops = krn_cpu(),
+                                     .blocks_max = blocks,
+                                     .prompt_blocks = blocks};
+    for (uint32_t s = 0; s < step->sessions; s++) {
+        AS_ASSERT(step->compressor->open(&options, &step->segments[s]) == AS_OK);
+        AS_ASSERT(step->compressor->reserve(step->segments[s], blocks) == AS_OK);
+        AS_ASSERT(krn_pool_alloc(1, &step->pools[s]) == AS_OK);
+        step->scratch[s] = memory(gpw_segment_scratch_bytes(&shape, 1));
+    }
+    step->out = floats((size_t)step->sessions * Q_HEADS * (DIM + 2));
+    step->q = floats(Q_HEADS * DIM);
+}
+
+static void close_all(step_t *step)
+{
+    for (uint32_t s = 0; s < step->sessions; s++) {
+        step->compressor->close(step->segments[s]);
+        krn_pool_free(step->pools[s]);
+        as_mem_free(step->scratch[s]);
+    }
+    as_mem_free(step->out);
+    as_mem_free(step->q);
+}
+
+static void bench(const gpw_compressor_t *compressor, uint32_t tokens, uint32_t sessions)
+{
+    step_t step = {.compressor = compressor, .sessions = sessions};
+    sealing_t sealing = {.step = &step, .blocks = tokens / TOKENS};
+    size_t elements = as_extent_bytes(&shape) / sizeof(krn_f16);
+    float *values = floats(elements);
+    krn_f16 *extent = memory(elements * sizeof(krn_f16));
+    char what[64];
+
+    krn_cpu()->f32_to_f16(values, elements, extent);
+    sealing.extent = extent;
+    open_all(&step, sealing.blocks);
+    double start = now();
+    krn_pool_run(pool, sessions, seal_session, &sealing);
+    double seconds = (now() - start) / (sessions * sealing.blocks * LAYERS);
+    snprintf(what, sizeof what, "seal an extent of %u", TOKENS);
+    double bytes = (double)compressor->bytes(step.segments[0]) / LAYERS;
+    report(compressor->name, what, 0, 1e-9 * (double)as_extent_bytes(&shape), seconds);
+    seconds = best_seconds(step_job, &step) / (LAYERS * sessions);
+    snprintf(what, sizeof what, "%u sessions of %u", sessions, tokens);
+    report(compressor->name, what, 4e-9 * tokens * Q_HEADS * DIM, 1e-9 * bytes, seconds);
+    close_all(&step);
+    as_mem_free(values);
+    as_mem_free(extent);
+}
+
+int main(int argc, char **argv)
+{
+    long threads = argc > 1 ? strtol(argv[1], NULL, 10) : 2;
+    long tokens = argc > 2 ? strtol(argv[2], NULL, 10) : 8192;
+    long sessions = argc > 3 ? strtol(argv[3], NULL, 10) : 8;
+
+    if (threads < 1 || tokens < TOKENS || sessions < 1 || sessions > SESSIONS_MAX ||
+        krn_pool_alloc((uint32_t)threads, &pool) != AS_OK) {
+        fprintf(stderr, "usage: bench_segments [threads] [tokens] [sessions]\n");
+        return 2;
+    }
+    lanes = strcmp(krn_cpu()->name, "avx512") == 0 ? 16
+            : strcmp(krn_cpu()->name, "avx2") == 0 ? 8
+                                                   : 0;
+    measure_machine();
+    measure_reading((size_t)sessions * (size_t)tokens * 7200); // as much as kivi4 has
+    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++)
+        if (!c->observe) // made-up keys choose nothing
+            bench(c, (uint32_t)tokens, (uint32_t)sessions);
+    krn_pool_free(pool);
+    return 0;
+}
