@@ -43,6 +43,19 @@ static atomic_uint_fast64_t allocations;      // numbers given out
 static atomic_uint_fast64_t allocations_seen; // at the last as_mem_fail_nth
 static atomic_uint_fast64_t failing;          // number that fails; 0: none
 
+static _Thread_local uint64_t requested_bytes;
+
+static void *counted(void *memory, size_t bytes)
+{
+    requested_bytes += memory ? bytes : 0;
+    return memory;
+}
+
+uint64_t as_mem_requested(void)
+{
+    return requested_bytes;
+}
+
 // True when this allocation is the one that a test wants to fail.
 static int next_fails(void)
 {
@@ -59,7 +72,7 @@ uint64_t as_mem_fail_nth(uint64_t n)
 
 void *as_mem_alloc(size_t bytes)
 {
-    return next_fails() ? NULL : malloc(bytes ? bytes : 1);
+    return next_fails() ? NULL : counted(malloc(bytes ? bytes : 1), bytes);
 }
 
 void *as_mem_zalloc(size_t count, size_t bytes)
@@ -68,12 +81,12 @@ void *as_mem_zalloc(size_t count, size_t bytes)
     if (next_fails() || __builtin_mul_overflow(count, bytes, &total)) {
         return NULL;
     }
-    return calloc(1, total ? total : 1);
+    return counted(calloc(1, total ? total : 1), total);
 }
 
 void *as_mem_realloc(void *memory, size_t bytes)
 {
-    return next_fails() ? NULL : realloc(memory, bytes ? bytes : 1);
+    return next_fails() ? NULL : counted(realloc(memory, bytes ? bytes : 1), bytes);
 }
 
 void *as_mem_aligned(size_t alignment, size_t bytes)
@@ -82,7 +95,7 @@ void *as_mem_aligned(size_t alignment, size_t bytes)
     if (next_fails() || posix_memalign(&memory, alignment, bytes ? bytes : 1) != 0) {
         return NULL;
     }
-    return memory;
+    return counted(memory, bytes);
 }
 
 char *as_mem_strdup(const char *text)

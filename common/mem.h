@@ -18,6 +18,10 @@ void as_mem_free(void *memory);
 // many allocations have been made since the last call.
 uint64_t as_mem_fail_nth(uint64_t n);
 
+// Bytes that this thread has asked for and got so far: a difference is what something takes that
+// frees nothing meanwhile.
+uint64_t as_mem_requested(void);
+
 // A pool of `count_max` objects of `object_bytes`, allocated at once. Single-threaded. take returns
 // NULL when empty: the caller answers AS_ERR_BUSY.
 typedef struct as_pool as_pool_t;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/assert.h"
+#include "common/log.h"
 #include "common/mem.h"
 #include "gpuworker/worker_internal.h"
 
@@ -280,6 +281,25 @@ static as_status_t alloc_forwards(gpw_engine_t *engine)
     return status;
 }
 
+// What the workspace leaves of the device is for caches.
+static as_status_t set_limit(gpw_engine_t *engine, uint64_t workspace_bytes)
+{
+    gpw_worker_options_t *o = &engine->options;
+    gpw_metric_set(GPW_METRIC_WORKSPACE_BYTES, (int64_t)workspace_bytes);
+    if (o->device_bytes_max > 0) {
+        if (workspace_bytes >= o->device_bytes_max) {
+            AS_ERROR("engine",
+                     "the workspace of the computation takes %llu bytes of the device's %llu: give "
+                     "more --device-memory, or less --context, --sessions or --batch-rows",
+                     (unsigned long long)workspace_bytes, (unsigned long long)o->device_bytes_max);
+            return AS_ERR_LIMIT;
+        }
+        o->cache_bytes_max = o->device_bytes_max - workspace_bytes;
+    }
+    engine->device.bytes_max = o->cache_bytes_max;
+    return AS_OK;
+}
+
 as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *link,
                              gpw_engine_t **engine_p)
 {
@@ -292,10 +312,10 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     engine->loop = options->engine_loop;
     engine->link = link;
     engine->alarm_us = UINT64_MAX;
-    engine->device =
-        (gpw_device_t){.ops = gpw_device_host(), .bytes_max = options->cache_bytes_max};
+    engine->device = (gpw_device_t){.ops = gpw_device_host()};
     gpw_streams_init(engine);
     engine->tick_task = (as_task_t){.fn = tick, .ctx = engine};
+    uint64_t before_bytes = as_mem_requested();
     as_status_t status = gpw_trace_alloc(options->trace_path, &engine->trace);
     if (status == AS_OK) {
         status = gpw_shared_alloc(&engine->device, &engine->shared);
@@ -311,6 +331,9 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     }
     if (status == AS_OK) {
         status = alloc_forwards(engine);
+    }
+    if (status == AS_OK) {
+        status = set_limit(engine, as_mem_requested() - before_bytes);
     }
     if (status == AS_OK) {
         status = as_timer_alloc(engine->loop, on_alarm, engine, &engine->alarm);

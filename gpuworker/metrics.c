@@ -86,6 +86,8 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     GAUGE(sessions, "Requests that hold a cache."),
     GAUGE(reserved_bytes, "Cache memory that sessions have reserved, and what they share."),
     GAUGE(shared_bytes, "Cache memory of sealed blocks that sessions on one chain have in common."),
+    GAUGE(workspace_bytes,
+          "Memory of the computation itself: the part of the device's that no cache gets."),
 };
 
 void gpw_metrics_register(void)

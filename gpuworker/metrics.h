@@ -42,6 +42,7 @@ typedef enum gpw_metric {
     GPW_METRIC_SESSIONS,
     GPW_METRIC_RESERVED_BYTES,
     GPW_METRIC_SHARED_BYTES,
+    GPW_METRIC_WORKSPACE_BYTES,
     GPW_METRIC_COUNT
 } gpw_metric_t;
 

@@ -229,7 +229,7 @@ static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t
         as_mem_free(request);
         return refuse(refusal, AS_ERR_LIMIT,
                       "prompt and max_tokens may need %llu bytes of cache, the worker has %llu: "
-                      "shorten them, or start the worker with a larger cache",
+                      "shorten them, or start the worker with more --device-memory",
                       (unsigned long long)bytes,
                       (unsigned long long)worker->options.cache_bytes_max);
     }
@@ -366,7 +366,8 @@ static as_status_t join_cluster(gpw_worker_t *worker)
                                      .cluster_id = o->cluster_id,
                                      .model_fingerprint = o->model->fingerprint,
                                      .numerics_id = numerics_id(o->model),
-                                     .capacity_bytes = o->cache_bytes_max,
+                                     .capacity_bytes = o->device_bytes_max ? o->device_bytes_max
+                                                                           : o->cache_bytes_max,
                                      .incarnation = o->incarnation,
                                      .load = report_load,
                                      .ctx = worker};
@@ -403,6 +404,7 @@ as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t *
         gpw_worker_free(worker);
         return status;
     }
+    worker->options.cache_bytes_max = worker->engine->options.cache_bytes_max;
     *worker_p = worker;
     return AS_OK;
 }

@@ -123,6 +123,9 @@ typedef struct gpw_worker_options {
     bool shared_verification;  // sessions on one chain come along in one swap
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification
     uint64_t cache_bytes_max;  // all caches of all sessions: full, sealed, tails, rings
+    // The same with the workspace of the computation; what that leaves is cache_bytes_max. 0: that alone
+    // is limited.
+    uint64_t device_bytes_max;
     uint64_t request_deadline_us;
     uint64_t route_deadline_us, fetch_deadline_us, put_deadline_us;
     // Tokens per second of computing a prompt, which loading a stored prefix is weighed against; 0:

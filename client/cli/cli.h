@@ -256,7 +256,7 @@ typedef struct cli_cluster_options {
     int64_t stores, workers, ram_bytes, port, threads, context, horizon;
     const char *compressor, *log_level, *run_dir;
     // Handed through where given; 0 and NULL leave it to the daemons.
-    int64_t replicas, disk_bytes, sessions, queue, cache_bytes;
+    int64_t replicas, disk_bytes, sessions, queue, device_bytes;
     const char *disk, *cluster_key, *token, *quota_file, *encrypt_key_file;
     double start_seconds; // limit of the start
 } cli_cluster_options_t;

@@ -335,7 +335,7 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     add_text(&arguments, "compressor", options->compressor);
     add_text(&arguments, "token", options->token);
     add_text(&arguments, "encrypt-key-file", options->encrypt_key_file);
-    add_number(&arguments, "cache-memory", options->cache_bytes);
+    add_number(&arguments, "device-memory", options->device_bytes);
     add_number(&arguments, "sessions", options->sessions);
     add_number(&arguments, "queue", options->queue);
     if (options->horizon >= 0) {

@@ -158,7 +158,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.trace_path = config->trace;
     options.swap_full_cache = strcmp(config->full_cache, "swap") == 0;
     options.swap_ring_layers = (uint32_t)config->swap_ring_layers;
-    options.cache_bytes_max = (uint64_t)config->cache_bytes;
+    options.device_bytes_max = (uint64_t)config->device_bytes;
     options.request_deadline_us = (uint64_t)config->request_deadline_us;
     options.route_deadline_us = (uint64_t)config->route_deadline_us;
     options.fetch_deadline_us = (uint64_t)config->fetch_deadline_us;

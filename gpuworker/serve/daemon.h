@@ -25,7 +25,7 @@ typedef struct gpw_daemon_config {
     const char *full_cache, *overlap, *shared_verification, *trace;
     const char *push_down;
     gpw_push_down_t push_down_mode;
-    int64_t cache_bytes;
+    int64_t device_bytes;
     int64_t receive_deadline_us, request_deadline_us, route_deadline_us, fetch_deadline_us,
         put_deadline_us;
     double recompute_rate; // tokens/s; 0: as measured; negative: stored prefixes are always loaded

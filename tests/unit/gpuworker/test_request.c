@@ -217,6 +217,32 @@ static void sessions_wait_for_memory_and_never_exceed_it(void **state)
     rig_close(&rig);
 }
 
+static void the_workspace_is_part_of_the_device(void **state)
+{
+    (void)state;
+    gpw_worker_options_t options = small_worker();
+    rig_t rig = rig_open(options);
+    uint64_t workspace = (uint64_t)gpw_metric_value(GPW_METRIC_WORKSPACE_BYTES);
+    rig_close(&rig);
+    // At least the logits and the residual streams of two long prompts.
+    size_t least = GPW_LOGITS_ROWS * TINY_VOCAB * sizeof(float);
+    assert_true(workspace > least);
+
+    options.device_bytes_max = workspace + 1000;
+    rig = rig_open(options);
+    assert_int_equal(rig.worker->options.cache_bytes_max, 1000);
+    assert_int_equal(rig.worker->engine->device.bytes_max, 1000);
+    rig_close(&rig);
+
+    gpw_worker_t *worker = NULL;
+    as_loop_t *loop;
+    assert_int_equal(as_loop_alloc_sim(&loop), AS_OK);
+    options.engine_loop = options.io_loop = loop;
+    options.device_bytes_max = workspace;
+    assert_int_equal(gpw_worker_alloc(&options, &worker), AS_ERR_LIMIT);
+    as_loop_free(loop);
+}
+
 static void sessions_take_turns(void **state)
 {
     (void)state;
@@ -481,6 +507,7 @@ int main(void)
         cmocka_unit_test(requests_above_the_queue_are_refused),
         cmocka_unit_test(who_waits_is_told_its_place_in_line),
         cmocka_unit_test(sessions_wait_for_memory_and_never_exceed_it),
+        cmocka_unit_test(the_workspace_is_part_of_the_device),
         cmocka_unit_test(sessions_take_turns),
         cmocka_unit_test(a_wrong_parameter_is_named),
         cmocka_unit_test(unverified_drafts_leave_as_they_come),
