@@ -213,6 +213,16 @@ void gpw_engine_freed(gpw_engine_t *engine)
     }
 }
 
+bool gpw_engine_is_short(const gpw_engine_t *engine)
+{
+    for (const gpw_request_t *r = engine->first; r; r = r->next) {
+        if (r->step == GPW_STEP_ADMIT && !r->finished && r->lacks_memory) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void gpw_engine_hurry_lingerers(gpw_engine_t *engine)
 {
     for (gpw_request_t *r = engine->first; r; r = r->next) {

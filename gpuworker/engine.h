@@ -66,6 +66,8 @@ void gpw_engine_freed(gpw_engine_t *engine);
 void gpw_engine_wake_at(gpw_engine_t *engine, uint64_t at_us); // runs the alarm not later than this
 // The io loop will not touch the request again.
 void gpw_engine_farewell(gpw_engine_t *engine, gpw_request_t *request);
+// Whether somebody waits for memory: who can do with less gives it back.
+bool gpw_engine_is_short(const gpw_engine_t *engine);
 // Wakes all requests that only linger to publish, so that they let go of their memory.
 void gpw_engine_hurry_lingerers(gpw_engine_t *engine);
 gpw_forward_slot_t *gpw_engine_take_forward(gpw_engine_t *engine,

@@ -243,7 +243,8 @@ gpw_turn_t gpw_admit_turn(gpw_request_t *request)
     if (!is_first_in_line(request) || engine->sessions == engine->options.sessions_max) {
         return stand_in_line(request);
     }
-    if (!reserve(request)) {
+    request->lacks_memory = !reserve(request);
+    if (request->lacks_memory) {
         gpw_engine_hurry_lingerers(engine);
         return stand_in_line(request);
     }

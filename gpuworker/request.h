@@ -84,9 +84,10 @@ typedef struct gpw_request {
     bool released;   // nothing of it is left but itself
     bool goodbye;    // the io loop will not touch the request again
     bool holds_session;
-    bool in_line;    // in ADMIT, and found no room
-    uint32_t place;  // in line, as told; 0: not yet
-    int32_t *tokens; // [tokens_max]: prompt, emitted; behind them the drafts
+    bool lacks_memory; // waits in ADMIT for what others hold
+    bool in_line;      // in ADMIT, and found no room
+    uint32_t place;    // in line, as told; 0: not yet
+    int32_t *tokens;   // [tokens_max]: prompt, emitted; behind them the drafts
     uint32_t token_count, prompt_count, tokens_max;
     uint32_t draft_count; // drafts at tokens[token_count ...)
 

@@ -117,8 +117,10 @@ typedef struct gpw_worker_options {
     uint32_t prompt_lookup; // default
     uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     gpw_push_down_t push_down;
-    bool
-        swap_full_cache; // of sessions without a compressor: what stores hold is brought for each token, not kept
+    // Blocks that stores have stay here as well, until somebody waits for the memory.
+    bool keep_while_room;
+    // Of sessions without a compressor: what stores hold is brought for each token, not kept.
+    bool swap_full_cache;
     bool overlap;              // false: swap, verify and draft in turn, whole (for comparison)
     bool shared_verification;  // sessions on one chain come along in one swap
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification

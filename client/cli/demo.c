@@ -159,6 +159,7 @@ static bool start(demo_t *demo)
         .ram_bytes = 256 << 20,
         .threads = threads,
         .horizon = -1,
+        .full_cache = "drop", // there is room for it all, and nothing to see of swaps
         .log_level = "info",
         .run_dir = run_dir,
         .start_seconds = 120,

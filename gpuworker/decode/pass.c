@@ -122,14 +122,14 @@ const uint8_t *gpw_pass_extent(const gpw_request_t *request, uint32_t block, uin
     return extent;
 }
 
-// A session that keeps its full cache takes what the swap brought into its own blocks.
+// What the swap brought of blocks that the session holds as well goes there.
 static void keep_layer(gpw_request_t *request, uint32_t layer)
 {
     for (uint32_t b = 0; request->swap.stream && b < request->swap.stream->block_count; b++) {
         const uint8_t *from = gpw_swap_extent(&request->swap, b, layer);
-        if (from) {
-            request->budget.device->ops->copy(gpw_blocks_extent(&request->blocks, b, layer), from,
-                                              as_extent_bytes(&request->blocks.shape));
+        uint8_t *to = gpw_blocks_extent(&request->blocks, b, layer);
+        if (from && to) {
+            request->budget.device->ops->copy(to, from, as_extent_bytes(&request->blocks.shape));
         }
     }
 }
@@ -139,7 +139,7 @@ void gpw_pass_attend_full(gpw_request_t *request, const gpw_pass_rows_t *rows)
     gpw_engine_t *engine = request->engine;
     const gpw_pass_t *pass = &request->pass;
     const as_shape_t *shape = &engine->shape;
-    if (request->keep_full && rows->row0 == 0) {
+    if (rows->row0 == 0) {
         keep_layer(request, rows->layer);
     }
     gpw_rows_t new_rows = {

@@ -156,6 +156,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.overlap = strcmp(config->overlap, "on") == 0;
     options.shared_verification = strcmp(config->shared_verification, "on") == 0;
     options.trace_path = config->trace;
+    options.keep_while_room = strcmp(config->full_cache, "auto") == 0;
     options.swap_full_cache = strcmp(config->full_cache, "swap") == 0;
     options.swap_ring_layers = (uint32_t)config->swap_ring_layers;
     options.device_bytes_max = (uint64_t)config->device_bytes;

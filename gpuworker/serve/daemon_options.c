@@ -88,9 +88,10 @@ static const as_option_t table[] = {
      .fallback = "64", .metavar = "TOKENS",
      .help = "tokens of one block; the same in the whole cluster", .min = 16, .max = 256},
     {.name = "full-cache", .type = AS_OPTION_STRING, .value = &config.full_cache,
-     .fallback = "keep", .metavar = "keep|swap",
-     .help = "sessions without a compressor keep their full cache in this worker's memory, or bring "
-             "what stores hold of it again for every token (slow; for comparison)"},
+     .fallback = "auto", .metavar = "auto|drop|swap",
+     .help = "auto: sessions keep their full cache here while nobody waits for the memory, and swap "
+             "what they had to let go; drop: they let go of what stores have at once; swap: those "
+             "without a compressor too, which then bring it for every token (slow; for comparison)"},
     {.name = "overlap", .type = AS_OPTION_STRING, .value = &config.overlap,
      .fallback = "on", .metavar = "on|off",
      .help = "swaps come while drafts are computed; off: swap, verify and draft in turn (slow; for "
@@ -164,8 +165,9 @@ static int check(void)
     if (strcmp(config.weights, "f16") != 0 && strcmp(config.weights, "f32") != 0) {
         return refuse("weights", config.weights, "f16 or f32");
     }
-    if (strcmp(config.full_cache, "keep") != 0 && strcmp(config.full_cache, "swap") != 0) {
-        return refuse("full-cache", config.full_cache, "keep or swap");
+    if (strcmp(config.full_cache, "auto") != 0 && strcmp(config.full_cache, "drop") != 0 &&
+        strcmp(config.full_cache, "swap") != 0) {
+        return refuse("full-cache", config.full_cache, "auto, drop or swap");
     }
     if (!is_on_or_off(config.overlap)) {
         return refuse("overlap", config.overlap, "on or off");

@@ -140,7 +140,7 @@ class Cluster:
 
     def launch_worker(self):
         return self.launch("assay-gpuworker", self.link() + [f"--model={MODEL}", "--listen=127.0.0.1:0",
-                                                             "--context=2048"] + self.worker_options)
+                                                             "--context=2048", "--full-cache=drop"] + self.worker_options)
 
     def url(self, worker=0):
         return "http://" + self.workers[worker].address["http"]

@@ -69,10 +69,59 @@ static void a_prefix_that_came_from_stores_takes_no_memory_for_its_full_cache(vo
     gpw_model_free(model);
 }
 
+// Sessions keep what stores have while there is room; for one that waits they let go, and swap from then on.
+static void the_full_cache_stays_until_somebody_waits_for_the_memory(void **state)
+{
+    (void)state;
+    gpw_model_t *model = tiny_load(3);
+    int32_t prompt[PROMPT];
+    static answer_t expected;
+    prompt_make(prompt, PROMPT, 0, 5);
+    gpw_request_params_t params = request_params(prompt, PROMPT, 4 * MAX_TOKENS);
+    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
+    answer_submit(rig.worker, &params, &expected);
+    rig_run(&rig);
+    rig_close(&rig);
+    params.compressor = "kivi4";
+    params.horizon = 4;
+    params.horizon_set = true;
+    for (int narrow = 0; narrow < 2; narrow++) {
+        world_t world;
+        world_options_t options = {.model = model,
+                                   .seed = 5,
+                                   .stores = 1,
+                                   .workers = 1,
+                                   .block_tokens = BLOCK_TOKENS,
+                                   .cache_bytes_max = narrow ? 520u << 10 : 16u << 20,
+                                   .keep_while_room = true,
+                                   .ram_bytes = 8u << 20};
+        world_open(&world, &options);
+        world_run(&world, 2000000);
+        for (uint32_t round = 0; round < 2; round++) { // in the second the prefix is stored
+            for (uint32_t i = 0; i < 2; i++) {
+                answer_submit(world.workers[0].worker, &params, &answers[i]);
+            }
+            run_until_idle(&world);
+            for (uint32_t i = 0; i < 2; i++) {
+                assert_int_equal(answers[i].status, AS_OK);
+                answer_compare(&answers[i], &expected, narrow ? "narrow" : "wide");
+                assert_true(round == 0 || answers[i].usage.cached_tokens > 0);
+                assert_true(narrow || answers[i].usage.swapped_bytes == 0);
+            }
+        }
+        uint64_t swapped = answers[0].usage.swapped_bytes + answers[1].usage.swapped_bytes;
+        assert_true(!narrow || swapped > 0);
+        assert_int_equal(world.workers[0].worker->engine->device.reserved_bytes, 0);
+        world_close(&world);
+    }
+    gpw_model_free(model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_came_from_stores_takes_no_memory_for_its_full_cache),
+        cmocka_unit_test(the_full_cache_stays_until_somebody_waits_for_the_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -174,6 +174,7 @@ static void worker_start(world_t *world, uint32_t index)
     options.overlap = !world->options.no_overlap;
     options.shared_verification = !world->options.no_sharing;
     options.trace_path = world->options.trace_path;
+    options.keep_while_room = world->options.keep_while_room;
     options.swap_full_cache = world->options.swap_full_cache;
     options.recompute_tokens_per_s = world->options.weigh ? 0 : -1;
     must(gpw_worker_alloc(&options, &worker->worker));
