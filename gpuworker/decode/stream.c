@@ -49,7 +49,9 @@ static void shrink(gpw_engine_t *engine)
     keep = budget->used_bytes > keep ? budget->used_bytes : keep;
     if (budget->reserved_bytes > keep) {
         gpw_budget_shrink(budget, budget->reserved_bytes - keep);
+        engine->load_changed = true; // a tick tells of it
         gpw_engine_freed(engine);
+        gpw_engine_kick(engine);
     }
 }
 

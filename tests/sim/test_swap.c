@@ -67,6 +67,7 @@ static void check_nothing_is_held(world_t *world)
     kvs_stat_t stat;
     assert_true(gpw_worker_idle(world->workers[0].worker));
     assert_int_equal(engine->device.reserved_bytes, 0);
+    assert_int_equal(gpw_metric_value(GPW_METRIC_RESERVED_BYTES), 0); // and that is told
     kvs_store_stat(world->stores[0].store, &stat);
     assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
 }
