@@ -20,6 +20,7 @@ import time
 
 from crash import FULL
 from harness import Cluster, ask, wait_until
+from hosts import HostsCluster
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "tools"))
 import netns  # noqa: E402
@@ -35,26 +36,6 @@ LONG = 1300  # tokens: such prompts come last, and are verified in larger steps
 ANSWER_SECONDS = 3000  # a long prompt that is lost again and again, on a machine that has other work
 DEADLINES = ["--route-deadline=500ms", "--fetch-deadline=2s", "--put-deadline=3s", f"--request-deadline={ANSWER_SECONDS}s"]
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "top_k": 40}
-
-
-class HostsCluster(Cluster):
-    """On hosts of a network: scheduler and workers on the first, a store on each other."""
-
-    def __init__(self, network, *args, **more):
-        super().__init__(*args, **more)
-        self.network, self.next_store = network, 1
-
-    def launch(self, program, arguments):
-        number = self.next_store if program == "assay-kvstore" else 0
-        host = self.network.hosts[number]
-        self.run_in = host.run_in
-        if number:
-            arguments = arguments + [f"--data-address={host.address}:0", f"--rpc-address={host.address}:0"]
-            self.next_store = number % (self.network.count - 1) + 1
-        return super().launch(program, arguments)
-
-    def start_scheduler(self, listen=None):
-        return super().start_scheduler(listen or f"{self.network.hosts[0].address}:0")
 
 
 @contextlib.contextmanager
