@@ -1,5 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step table and what drives a request from one step to the next.
+//
+// Who owns what, and until when:
+//
+//   forward, a session's place   ADMIT .. the outcome (gpw_request_finish), or a restart
+//   long_forward                 FETCH or PREFILL, RECOMPUTE: while many rows are computed
+//   blocks, segment, tail        ADMIT .. the outcome; blocks to the end of PUBLISH, puts read them
+//   budget                       reserved at ADMIT for the worst case; shrinks as blocks are let go
+//   swap's ring                  the engine's (decode/stream.h); ring_bytes is what ADMIT made sure of
+//   booking, place in line       DRAFT or SWAP, until its stream begins or gpw_swap_end
+//   stream                       joined in FETCH, DRAFT, SWAP or RECOMPUTE; left at the end of the pass
+//   pass                         the batch has it from GPW_TURN_COMPUTE until it is complete or waits
+//
+// A step that cannot go on says WAIT and has seen to it that something wakes it: a transfer's news, a
+// turn of the link, memory given back (gpw_engine_freed), the alarm. A request in a step of the batch
+// is given its turn by the batch (`computing`), never by the rotation.
 #include "gpuworker/request.h"
 
 #include <string.h>

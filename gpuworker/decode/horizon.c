@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many tokens to draft before a verification.
+// How many tokens to draft before a verification: the formula is in horizon.h.
+//
+// To try another policy, change gpw_horizon_get: it sees what is known of the session (acceptance,
+// device time of a draft and of a row) and of the load, and returns a length. decode/round.c asks it
+// when a draft begins and tells it what came of it; it may be cut there by what is left of the answer
+// or lengthened while the link is busy. What it expected stands in the metrics round_expected_* beside
+// what came (round_*), so a policy is judged by their quotients and by tokens per second.
 #include "gpuworker/decode/horizon.h"
 
 #define HORIZON_MIN    4u    // below, a verification yields hardly more than plain decoding
