@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Speed of the forward pass alone: prefill of one prompt, then decoding after it, with a full cache
-// in memory.
+// Speed of the forward pass alone: prefill of a prompt, then decoding after it, with a full cache
+// in memory; --batch N: of N prompts of that length together, tokens per second of them all.
 //
-// bench_model --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--repeat N] prints
-// one line of JSON: the best of the repeats, as tests/bench/llama_cpp.py does for llama.cpp, and
-// the time to load.
+// bench_model --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--repeat N] [--batch N]
+// prints one line of JSON: the best of the repeats, as tests/bench/llama_cpp.py does for llama.cpp,
+// and the time to load.
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -17,20 +17,22 @@
 #include "tests/bench/clock.h"
 
 #define PAGE_TOKENS 64u
+#define BATCH_MAX   32u
 
 typedef struct bench {
     const char *path;
-    uint32_t threads, prompt, decode, repeat;
+    uint32_t threads, prompt, decode, repeat, batch;
     gpw_model_t *model;
     const krn_ops_t *ops;
     krn_pool_t *pool;
     gpw_workspace_t *workspace;
-    gpw_forward_t *forward;
-    krn_f16 *cache; // [layer][page][K or V][kv head][token][dim]
+    gpw_forward_t *forward[BATCH_MAX];   // one a sequence
+    gpw_forward_part_t parts[BATCH_MAX]; // of the step in progress, one of each sequence
+    krn_f16 *cache;                      // [sequence][layer][page][K or V][kv head][token][dim]
     krn_page_t *pages;
     void *scratch;
     uint32_t pages_max;
-    uint32_t tokens; // cached before the pass
+    uint32_t tokens; // cached of each sequence before the pass
 } bench_t;
 
 static size_t part_elements(const gpw_model_t *model)
@@ -38,17 +40,17 @@ static size_t part_elements(const gpw_model_t *model)
     return (size_t)model->kv_heads * PAGE_TOKENS * model->head_dim;
 }
 
-static krn_f16 *page_at(const bench_t *bench, uint32_t layer, uint32_t page)
+static krn_f16 *page_at(const bench_t *bench, uint32_t sequence, uint32_t layer, uint32_t page)
 {
-    return bench->cache +
-           ((size_t)layer * bench->pages_max + page) * 2 * part_elements(bench->model);
+    uint64_t before = (uint64_t)sequence * bench->model->layers + layer;
+    return bench->cache + (before * bench->pages_max + page) * 2 * part_elements(bench->model);
 }
 
-static void store(const bench_t *bench, uint32_t layer, uint32_t position, const krn_f16 *k,
+// One row of K and V.
+static void store(const bench_t *bench, krn_f16 *page, uint32_t position, const krn_f16 *k,
                   const krn_f16 *v)
 {
     const gpw_model_t *model = bench->model;
-    krn_f16 *page = page_at(bench, layer, position / PAGE_TOKENS);
     for (uint32_t head = 0; head < model->kv_heads; head++) {
         size_t to = ((size_t)head * PAGE_TOKENS + position % PAGE_TOKENS) * model->head_dim;
         size_t from = (size_t)head * model->head_dim;
@@ -57,48 +59,86 @@ static void store(const bench_t *bench, uint32_t layer, uint32_t position, const
     }
 }
 
+typedef struct rows {
+    uint32_t sequence, layer, position, count; // position: of the first
+    const float *q;
+    const krn_f16 *k, *v;
+    float *out;
+} rows_t;
+
+static void attend_sequence(bench_t *bench, const rows_t *rows)
+{
+    const gpw_model_t *model = bench->model;
+    size_t kv = (size_t)model->kv_heads * model->head_dim;
+    int32_t positions[GPW_FORWARD_STEP_ROWS];
+    for (uint32_t row = 0; row < rows->count; row++) {
+        uint32_t position = rows->position + row;
+        positions[row] = (int32_t)position;
+        store(bench, page_at(bench, rows->sequence, rows->layer, position / PAGE_TOKENS), position,
+              rows->k + row * kv, rows->v + row * kv);
+    }
+    uint32_t pages = (rows->position + rows->count + PAGE_TOKENS - 1) / PAGE_TOKENS;
+    for (uint32_t i = 0; i < pages; i++) {
+        krn_f16 *page = page_at(bench, rows->sequence, rows->layer, i);
+        bench->pages[i] = (krn_page_t){.k = page, .v = page + part_elements(model), .index = i};
+    }
+    krn_attention_args_t args = {.rows = rows->count,
+                                 .q_heads = model->q_heads,
+                                 .kv_heads = model->kv_heads,
+                                 .dim = model->head_dim,
+                                 .capacity = PAGE_TOKENS,
+                                 .scale = 1.0f / __builtin_sqrtf((float)model->head_dim),
+                                 .q = rows->q,
+                                 .positions = positions,
+                                 .pages = bench->pages,
+                                 .page_count = pages};
+    krn_attention(bench->ops, bench->pool, &args, rows->out, NULL, bench->scratch);
+}
+
+// The rows of all sequences, one after another; row0 is the same of each.
 static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, const float *q,
                    const krn_f16 *k, const krn_f16 *v, float *out)
 {
     bench_t *bench = ctx;
     const gpw_model_t *model = bench->model;
     size_t kv = (size_t)model->kv_heads * model->head_dim;
-    int32_t positions[GPW_FORWARD_STEP_ROWS];
-    for (uint32_t row = 0; row < rows; row++) {
-        uint32_t position = bench->tokens + row0 + row;
-        positions[row] = (int32_t)position;
-        store(bench, layer, position, k + row * kv, v + row * kv);
+    size_t width = (size_t)model->q_heads * model->head_dim;
+    uint32_t each = rows / bench->batch;
+    for (uint32_t sequence = 0; sequence < bench->batch; sequence++) {
+        uint32_t at = sequence * each;
+        rows_t part = {.sequence = sequence,
+                       .layer = layer,
+                       .position = bench->tokens + row0,
+                       .count = each,
+                       .q = q + at * width,
+                       .k = k + at * kv,
+                       .v = v + at * kv,
+                       .out = out + at * width};
+        attend_sequence(bench, &part);
     }
-    uint32_t pages = (bench->tokens + row0 + rows + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    for (uint32_t i = 0; i < pages; i++) {
-        krn_f16 *page = page_at(bench, layer, i);
-        bench->pages[i] = (krn_page_t){.k = page, .v = page + part_elements(model), .index = i};
-    }
-    krn_attention_args_t args = {.rows = rows,
-                                 .q_heads = model->q_heads,
-                                 .kv_heads = model->kv_heads,
-                                 .dim = model->head_dim,
-                                 .capacity = PAGE_TOKENS,
-                                 .scale = 1.0f / __builtin_sqrtf((float)model->head_dim),
-                                 .q = q,
-                                 .positions = positions,
-                                 .pages = bench->pages,
-                                 .page_count = pages};
-    krn_attention(bench->ops, bench->pool, &args, out, NULL, bench->scratch);
 }
 
+// A pass of `rows` tokens of each sequence, `tokens` [batch][rows]; logits [batch][vocab] of the last.
 static void pass(bench_t *bench, const int32_t *tokens, uint32_t rows, float *logits)
 {
     int32_t *positions = as_mem_alloc(rows * sizeof(*positions));
+    uint32_t step = GPW_FORWARD_STEP_ROWS / bench->batch;
+    gpw_forward_row_t last[BATCH_MAX];
     for (uint32_t row = 0; row < rows; row++) {
         positions[row] = (int32_t)(bench->tokens + row);
     }
-    gpw_forward_begin(bench->forward, tokens, positions, rows);
-    while (gpw_forward_next_layer(bench->forward) < bench->model->layers) {
-        gpw_forward_layer(bench->forward, attend, bench);
+    for (uint32_t i = 0; i < bench->batch; i++) {
+        gpw_forward_begin(bench->forward[i], tokens + (size_t)i * rows, positions, rows);
+        last[i] = (gpw_forward_row_t){bench->forward[i], rows - 1};
     }
-    gpw_forward_row_t last = {bench->forward, rows - 1};
-    gpw_forward_logits(bench->workspace, &last, 1, logits);
+    while (gpw_forward_next_layer(bench->forward[0]) < bench->model->layers) {
+        uint32_t left = gpw_forward_rows_left(bench->forward[0]);
+        for (uint32_t i = 0; i < bench->batch; i++) {
+            bench->parts[i] = (gpw_forward_part_t){bench->forward[i], left < step ? left : step};
+        }
+        gpw_forward_step(bench->workspace, bench->parts, bench->batch, attend, bench);
+    }
+    gpw_forward_logits(bench->workspace, last, bench->batch, logits);
     bench->tokens += rows;
     as_mem_free(positions);
 }
@@ -106,25 +146,44 @@ static void pass(bench_t *bench, const int32_t *tokens, uint32_t rows, float *lo
 static void run_once(bench_t *bench, double *prefill_p, double *decode_p)
 {
     const gpw_choose_params_t greedy = {0};
-    float *logits = as_mem_alloc(bench->model->vocab * sizeof(float));
-    int32_t *tokens = as_mem_alloc(bench->prompt * sizeof(int32_t));
-    for (uint32_t i = 0; i < bench->prompt; i++) {
-        tokens[i] = (int32_t)((i * 7919u + 13) % bench->model->vocab);
+    uint32_t vocab = bench->model->vocab, batch = bench->batch;
+    float *logits = as_mem_alloc((size_t)batch * vocab * sizeof(float));
+    int32_t *tokens = as_mem_alloc((size_t)batch * bench->prompt * sizeof(int32_t));
+    int32_t next[BATCH_MAX];
+    for (uint32_t i = 0; i < batch * bench->prompt; i++) {
+        tokens[i] = (int32_t)((i * 7919u + 13) % vocab);
     }
     bench->tokens = 0;
     double start = now_s();
     pass(bench, tokens, bench->prompt, logits);
     double middle = now_s();
     for (uint32_t i = 0; i < bench->decode; i++) {
-        int32_t token = gpw_choose(logits, bench->model->vocab, bench->tokens, &greedy, NULL);
-        pass(bench, &token, 1, logits);
+        for (uint32_t b = 0; b < batch; b++) {
+            next[b] = gpw_choose(logits + (size_t)b * vocab, vocab, bench->tokens, &greedy, NULL);
+        }
+        pass(bench, next, 1, logits);
     }
     double end = now_s();
-    double prefill = bench->prompt / (middle - start), decode = bench->decode / (end - middle);
+    double prefill = batch * bench->prompt / (middle - start);
+    double decode = batch * bench->decode / (end - middle);
     *prefill_p = prefill > *prefill_p ? prefill : *prefill_p;
     *decode_p = decode > *decode_p ? decode : *decode_p;
     as_mem_free(tokens);
     as_mem_free(logits);
+}
+
+static int set_up_forwards(bench_t *bench, uint32_t rows)
+{
+    if (gpw_workspace_alloc(bench->model, bench->ops, bench->pool, rows, &bench->workspace) !=
+        AS_OK) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < bench->batch; i++) {
+        if (gpw_forward_alloc(bench->workspace, bench->prompt, &bench->forward[i]) != AS_OK) {
+            return 0;
+        }
+    }
+    return 1;
 }
 
 static int set_up(bench_t *bench)
@@ -140,29 +199,32 @@ static int set_up(bench_t *bench)
     bench->ops = krn_cpu();
     bench->pages_max = (tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
     size_t elements = (size_t)model->layers * bench->pages_max * 2 * part_elements(model);
-    bench->cache = as_mem_zalloc(elements, sizeof(krn_f16));
+    bench->cache = as_mem_zalloc(bench->batch * elements, sizeof(krn_f16));
     bench->pages = as_mem_zalloc(bench->pages_max, sizeof(krn_page_t));
-    uint32_t rows = bench->prompt < GPW_FORWARD_STEP_ROWS ? bench->prompt : GPW_FORWARD_STEP_ROWS;
+    uint32_t rows = GPW_FORWARD_STEP_ROWS;
     bench->scratch =
         as_mem_aligned(64, krn_attention_scratch_bytes(rows, model->q_heads, model->head_dim));
     return bench->ops && bench->cache && bench->pages && bench->scratch &&
            tokens <= model->context_max && krn_pool_alloc(bench->threads, &bench->pool) == AS_OK &&
-           gpw_workspace_alloc(model, bench->ops, bench->pool, rows, &bench->workspace) == AS_OK &&
-           gpw_forward_alloc(bench->workspace, bench->prompt, &bench->forward) == AS_OK;
+           set_up_forwards(bench, rows);
 }
 
 static int parse(bench_t *bench, int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'},  {"threads", required_argument, NULL, 't'},
-        {"prompt", required_argument, NULL, 'p'}, {"decode", required_argument, NULL, 'd'},
-        {"repeat", required_argument, NULL, 'r'}, {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"model", required_argument, NULL, 'm'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"prompt", required_argument, NULL, 'p'},
+                                          {"decode", required_argument, NULL, 'd'},
+                                          {"repeat", required_argument, NULL, 'r'},
+                                          {"batch", required_argument, NULL, 'b'},
+                                          {NULL, 0, NULL, 0}};
     int name;
     while ((name = getopt_long(argc, argv, "", names, NULL)) != -1) {
         uint32_t value = name == 'm' || name == '?' ? 1 : (uint32_t)strtoul(optarg, NULL, 10);
         uint32_t *target = name == 't'   ? &bench->threads
                            : name == 'p' ? &bench->prompt
                            : name == 'd' ? &bench->decode
+                           : name == 'b' ? &bench->batch
                                          : &bench->repeat;
         if (name == 'm') {
             bench->path = optarg;
@@ -172,17 +234,21 @@ static int parse(bench_t *bench, int argc, char **argv)
             *target = value;
         }
     }
-    return bench->path != NULL;
+    return bench->path != NULL && bench->batch <= BATCH_MAX;
 }
 
 int main(int argc, char **argv)
 {
-    bench_t bench = {
-        .path = getenv("ASSAY_MODEL"), .threads = 2, .prompt = 512, .decode = 128, .repeat = 3};
+    bench_t bench = {.path = getenv("ASSAY_MODEL"),
+                     .threads = 2,
+                     .prompt = 512,
+                     .decode = 128,
+                     .repeat = 3,
+                     .batch = 1};
     if (!parse(&bench, argc, argv)) {
         fprintf(stderr,
                 "usage: bench_model --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] "
-                "[--repeat N]\n");
+                "[--repeat N] [--batch N]\n");
         return 2;
     }
     double start = now_s();
@@ -195,12 +261,15 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < bench.repeat; i++) {
         run_once(&bench, &prefill, &decode);
     }
-    printf("{\"engine\": \"assay\", \"kernels\": \"%s\", \"threads\": %u, \"prompt_tokens\": %u, "
-           "\"decode_tokens\": %u, \"load_s\": %.3f, \"weight_bytes\": %" PRIu64
-           ", \"prefill_tokens_per_s\": %.1f, \"decode_tokens_per_s\": %.1f}\n",
-           bench.ops->name, bench.threads, bench.prompt, bench.decode, load_s,
-           bench.model->weight_bytes, prefill, decode);
-    gpw_forward_free(bench.forward);
+    printf(
+        "{\"engine\": \"assay\", \"kernels\": \"%s\", \"threads\": %u, \"batch\": %u, "
+        "\"prompt_tokens\": %u, \"decode_tokens\": %u, \"load_s\": %.3f, \"weight_bytes\": %" PRIu64
+        ", \"prefill_tokens_per_s\": %.1f, \"decode_tokens_per_s\": %.1f}\n",
+        bench.ops->name, bench.threads, bench.batch, bench.prompt, bench.decode, load_s,
+        bench.model->weight_bytes, prefill, decode);
+    for (uint32_t i = 0; i < bench.batch; i++) {
+        gpw_forward_free(bench.forward[i]);
+    }
     gpw_workspace_free(bench.workspace);
     krn_pool_free(bench.pool);
     as_mem_free(bench.scratch);

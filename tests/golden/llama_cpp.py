@@ -79,7 +79,7 @@ def load_library():
 
 
 class Llama:
-    def __init__(self, path, vocab_only=False, n_ctx=2048, threads=2, kv_type=TYPE_F16, flash=1, n_ubatch=512):
+    def __init__(self, path, vocab_only=False, n_ctx=2048, threads=2, kv_type=TYPE_F16, flash=1, n_ubatch=512, sequences=1):
         self.lib = load_library()
         params = self.lib.llama_model_default_params()
         context = self.lib.llama_context_default_params()
@@ -98,6 +98,7 @@ class Llama:
         self.ctx = None
         if not vocab_only:
             context.n_ctx, context.n_batch, context.n_ubatch = n_ctx, max(n_ctx, 32), min(n_ubatch, max(n_ctx, 32))
+            context.n_seq_max = sequences
             context.n_threads = context.n_threads_batch = threads
             context.type_k = context.type_v = kv_type
             context.flash_attn_type = flash
@@ -120,18 +121,27 @@ class Llama:
 
     def decode(self, tokens, first_position, all_logits):
         """Logits [count][vocab] of the given rows of one batch (all of them, or the last)."""
-        batch = self.lib.llama_batch_init(len(tokens), 0, 1)
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i] = token
-            batch.pos[i] = first_position + i
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = 0
-            batch.logits[i] = 1 if all_logits or i == len(tokens) - 1 else 0
+        return self.decode_many([tokens], first_position, all_logits)
+
+    def decode_many(self, sequences, first_position, all_logits=False):
+        """The same for several sequences, as many tokens of each, in one batch: logits of all rows, or of the last of each."""
+        count = sum(map(len, sequences))
+        batch = self.lib.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        rows, i = [], 0
+        for number, tokens in enumerate(sequences):
+            for j, token in enumerate(tokens):
+                batch.token[i] = token
+                batch.pos[i] = first_position + j
+                batch.n_seq_id[i] = 1
+                batch.seq_id[i][0] = number
+                wanted = all_logits or j == len(tokens) - 1
+                batch.logits[i] = 1 if wanted else 0
+                rows += [i] if wanted else []
+                i += 1
         status = self.lib.llama_decode(self.ctx, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode: {status}")
-        rows = range(len(tokens)) if all_logits else [len(tokens) - 1]
         logits = np.stack([np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self.ctx, i), (self.n_vocab,)).copy()
                            for i in rows])
         self.lib.llama_batch_free(batch)
