@@ -207,6 +207,9 @@ void gpw_request_free(gpw_request_t *request)
         as_mem_free(batch);
         batch = next;
     }
+    for (uint32_t p = 0; p < GPW_PUTS_MAX; p++) {
+        as_mem_free(request->puts[p].sealed);
+    }
     as_mem_free(request->batch);
     as_mem_free(request->tokens);
     as_mem_free(request);

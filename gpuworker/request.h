@@ -59,6 +59,7 @@ typedef struct gpw_put {
     struct gpw_request *request;
     gpw_transfer_t *transfer; // NULL: free
     uint32_t block;
+    uint8_t *sealed; // what is put is its sealed form, here; NULL: the full block
 } gpw_put_t;
 
 typedef struct gpw_request {
@@ -105,7 +106,8 @@ typedef struct gpw_request {
     gpw_swap_t swap;
     uint64_t ring_bytes; // the most that its swaps' ring needs
     uint64_t swap_retry_us;
-    bool push_failed;       // the present verification, which is then one by swap
+    bool push_failed;   // the present verification, which is then one by swap
+    bool sealed_missed; // stores do not have its prefix sealed: it is sealed from the full blocks
     uint32_t swap_failures; // since the last verified token
     uint32_t recompute_from, recompute_to;
     uint32_t hit_limit;    // prefix blocks that may still be tried to fetch

@@ -121,6 +121,8 @@ typedef struct gpw_worker_options {
     bool keep_while_room;
     // Of sessions without a compressor: what stores hold is brought for each token, not kept.
     bool swap_full_cache;
+    // Sealed blocks are stored beside full ones and fetched first (decode/prefix.h).
+    bool store_sealed;
     bool overlap;              // false: swap, verify and draft in turn, whole (for comparison)
     bool shared_verification;  // sessions on one chain come along in one swap
     uint32_t swap_ring_layers; // layers of full extents in flight to a verification

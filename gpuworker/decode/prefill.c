@@ -6,6 +6,8 @@
 // layer l as soon as the prefix's layer l is here; each layer is sealed before the ring lets go of
 // it. So the first token comes one layer's computation after the last byte, from exact logits.
 #include "common/assert.h"
+#include "gpuworker/decode/prefix.h"
+#include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 
 #define FETCH_TRIES  2u   // of a prefix, each shorter than the one before; then it is computed here
@@ -31,15 +33,44 @@ static bool has_forward_for(gpw_request_t *request, uint32_t rows)
     return rows <= request->forward->rows_max || request->long_forward;
 }
 
+// The stores did not attend: the prefix is fetched.
+static gpw_turn_t fetch_instead(gpw_request_t *request)
+{
+    gpw_push_give_up(request);
+    gpw_request_close_cache(request);
+    as_status_t status = gpw_request_open_cache(request);
+    if (status != AS_OK) {
+        return gpw_request_fail(request, status, "no memory for the request's cache");
+    }
+    return gpw_request_go(request, GPW_STEP_FETCH);
+}
+
 // Where the scheduler said that each block is; NULL: by placement.
 static const uint64_t *route_nodes(const gpw_request_t *request)
 {
     return request->route ? gpw_transfer_news(request->route)->node_ids : NULL;
 }
 
+// The rest's attention over the prefix is computed where the prefix is.
+static gpw_turn_t push_prefix(gpw_request_t *request)
+{
+    if (request->blocks.stored == 0) {
+        gpw_blocks_adopt(&request->blocks, route_nodes(request), request->hit_limit);
+    }
+    as_status_t status = gpw_push_prefix(request);
+    if (status == AS_ERR_BUSY) {
+        return GPW_TURN_WAIT;
+    }
+    return status == AS_OK ? gpw_request_go(request, GPW_STEP_PREFILL) : fetch_instead(request);
+}
+
 gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
+    bool adopted = request->blocks.stored > 0; // it waits for its turn
+    if (!swap->stream && (adopted || gpw_prefix_is_pushed(request, request->hit_limit))) {
+        return push_prefix(request);
+    }
     if (!swap->stream) {
         // Before the fetch: its lease and its deadline must not run while others prefill.
         uint32_t hit_tokens = request->hit_limit * request->blocks.shape.block_tokens;
@@ -154,7 +185,11 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     AS_ASSERT(count == 1);
     measure(request, request->pass.rows);
     int32_t token = gpw_reply_choose(request, logits, request->token_count);
-    request->sealed.blocks = request->sealed.segment ? sealed_target(request) : 0;
+    bool pushed = gpw_swap_is_pushed(&request->swap);
+    if (pushed) {
+        gpw_push_prefix_done(request); // it is sealed when the first token has left
+    }
+    request->sealed.blocks = request->sealed.segment && !pushed ? sealed_target(request) : 0;
     request->blocks.tokens = request->token_count;
     gpw_blocks_filled(&request->blocks);
     request->exact_tokens = request->token_count;
@@ -173,6 +208,9 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
 // The prefix broke off: everything begins anew with what lies before the hole.
 static gpw_turn_t shorten(gpw_request_t *request, uint32_t hole)
 {
+    if (gpw_swap_is_pushed(&request->swap)) {
+        return fetch_instead(request);
+    }
     uint32_t lost = request->swap.stream->block_count - hole;
     request->usage.recomputed_blocks += lost;
     gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, lost);
@@ -206,7 +244,7 @@ static gpw_turn_t begin(gpw_request_t *request)
     gpw_forward_slot_t *slot = few ? request->forward : request->long_forward;
     request->usage.cached_tokens = request->restarts ? request->usage.cached_tokens : position;
     as_status_t status = gpw_blocks_cover(blocks, request->token_count);
-    if (status == AS_OK && keeps_prefix(request)) {
+    if (status == AS_OK && !gpw_swap_is_pushed(&request->swap) && keeps_prefix(request)) {
         status = hold_prefix(request);
     }
     if (status == AS_OK && request->sealed.segment) {
@@ -219,7 +257,8 @@ static gpw_turn_t begin(gpw_request_t *request)
         return gpw_request_fail(request, status, "no memory for the prompt's cache");
     }
     request->prefill_us = request->swap.stream ? 0 : as_loop_now_us(request->engine->loop);
-    return gpw_pass_begin(request, &prefill_pass, slot, position, rows);
+    gpw_turn_t turn = gpw_pass_begin(request, &prefill_pass, slot, position, rows);
+    return gpw_swap_is_pushed(&request->swap) ? gpw_pass_turn(request) : turn;
 }
 
 gpw_turn_t gpw_prefill_turn(gpw_request_t *request)

@@ -6,10 +6,14 @@
 // the session tries again later, ever more rarely; a finished request does not try again.
 #include "common/assert.h"
 #include "common/log.h"
+#include "common/mem.h"
 #include "gpuworker/engine.h"
+#include "gpuworker/resident/stored.h"
 
 #define BACKOFF_US_MIN 50000u   // after a put that failed
 #define BACKOFF_US_MAX 5000000u // a session without stores asks this rarely
+
+static void on_news(void *ctx, gpw_transfer_t *transfer);
 
 static bool wants_put(const gpw_request_t *request, uint32_t b)
 {
@@ -74,15 +78,10 @@ static void put_failed(gpw_request_t *request, as_status_t status)
     gpw_engine_wake_at(engine, request->publish_retry_us);
 }
 
-static void on_news(void *ctx, gpw_transfer_t *transfer)
+// What a put of a full block came to.
+static void full_done(gpw_request_t *request, uint32_t b, const gpw_transfer_news_t *news)
 {
-    gpw_put_t *put = ctx;
-    gpw_request_t *request = put->request;
-    const gpw_transfer_news_t *news = gpw_transfer_news(transfer);
-    if (!news->done) {
-        return;
-    }
-    gpw_block_t *block = &request->blocks.block[put->block];
+    gpw_block_t *block = &request->blocks.block[b];
     block->publishing = false;
     if (news->status == AS_OK || news->status == AS_ERR_EXISTS) {
         uint64_t bytes = news->status == AS_OK ? as_block_bytes(&request->blocks.shape) : 0;
@@ -94,9 +93,78 @@ static void on_news(void *ctx, gpw_transfer_t *transfer)
     } else {
         put_failed(request, news->status);
     }
+}
+
+// The sealed form of a block whose full form a store has taken; one that is not taken is not missed before
+// somebody asks for it, and then made of the full blocks.
+static void start_sealed(gpw_request_t *request, gpw_put_t *put)
+{
+    const gpw_engine_t *engine = request->engine;
+    const gpw_blocks_t *blocks = &request->blocks;
+    const gpw_compressor_t *compressor = request->compressor;
+    uint32_t b = put->block, run = b / AS_RUN_BLOCKS * AS_RUN_BLOCKS;
+    as_key_t namespace_key, key, parent, run_key;
+    gpw_transfer_params_t params = {.kind = GPW_TRANSFER_PUT,
+                                    .on_news = on_news,
+                                    .ctx = put,
+                                    .deadline_us = as_loop_now_us(engine->loop) +
+                                                   engine->options.put_deadline_us};
+    if (!engine->options.store_sealed || !request->verify ||
+        !gpw_stored_shape(compressor, &blocks->shape, &params.shape)) {
+        return;
+    }
+    uint8_t *sealed =
+        gpw_stored_pack(compressor, &blocks->shape, engine->options.ops, blocks->block[b].memory);
+    gpw_stored_key(compressor, &blocks->namespace_key, &namespace_key);
+    gpw_stored_key(compressor, &blocks->block[b].key, &key);
+    gpw_stored_key(compressor, b ? &blocks->block[b - 1].key : &blocks->namespace_key, &parent);
+    gpw_stored_key(compressor, &blocks->block[run].key, &run_key);
+    params.namespace_key = namespace_key;
+    params.keys = &key;
+    params.parent = parent;
+    params.run_key = run_key;
+    params.block = sealed;
+    if (!sealed || gpw_transfer_start(engine->link, &params, &put->transfer) != AS_OK) {
+        as_mem_free(sealed);
+        return;
+    }
+    put->sealed = sealed;
+    request->puts_used++;
+}
+
+static void sealed_done(gpw_request_t *request, gpw_put_t *put, const gpw_transfer_news_t *news)
+{
+    as_shape_t shape;
+    bool taken = news->status == AS_OK &&
+                 gpw_stored_shape(request->compressor, &request->blocks.shape, &shape);
+    uint64_t bytes = taken ? as_block_bytes(&shape) : 0;
+    request->usage.published_bytes += bytes;
+    gpw_metric_add(GPW_METRIC_SEALED_PUBLISHED_BYTES_TOTAL, (int64_t)bytes);
+    as_mem_free(put->sealed);
+    put->sealed = NULL;
+}
+
+static void on_news(void *ctx, gpw_transfer_t *transfer)
+{
+    gpw_put_t *put = ctx;
+    gpw_request_t *request = put->request;
+    const gpw_transfer_news_t *news = gpw_transfer_news(transfer);
+    if (!news->done) {
+        return;
+    }
+    bool full = !put->sealed;
+    bool taken = news->status == AS_OK || news->status == AS_ERR_EXISTS;
+    if (full) {
+        full_done(request, put->block, news);
+    } else {
+        sealed_done(request, put, news);
+    }
     gpw_transfer_retire(transfer);
     put->transfer = NULL;
     request->puts_used--;
+    if (full && taken) {
+        start_sealed(request, put);
+    }
     if (!request->finished) {
         gpw_publish_pump(request);
     }

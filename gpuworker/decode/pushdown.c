@@ -72,13 +72,14 @@ bool gpw_push_pays(const gpw_push_rates_t *rates, const gpw_push_question_t *que
     return push_us < swap_us;
 }
 
-static uint64_t units_of(const gpw_request_t *request, uint32_t rows)
+static uint64_t units_of(const gpw_request_t *request, uint32_t blocks, uint32_t rows)
 {
     const as_shape_t *shape = &request->engine->shape;
-    return (uint64_t)shape->layers * rows * request->blocks.stored * shape->block_tokens;
+    return (uint64_t)shape->layers * rows * blocks * shape->block_tokens;
 }
 
-static bool is_wanted(const gpw_request_t *request, uint32_t count)
+// Instead of bringing `count` blocks.
+static bool is_wanted(const gpw_request_t *request, uint32_t count, uint64_t units)
 {
     const gpw_engine_t *engine = request->engine;
     gpw_push_down_t mode = engine->options.push_down;
@@ -87,7 +88,7 @@ static bool is_wanted(const gpw_request_t *request, uint32_t count)
         return false;
     }
     const gpw_push_question_t question = {.bytes = (uint64_t)count * as_block_bytes(&engine->shape),
-                                          .units = units_of(request, request->round.target + 1),
+                                          .units = units,
                                           .now_us = as_loop_now_us(engine->loop)};
     return mode == GPW_PUSH_DOWN_ON || gpw_push_pays(&engine->push, &question);
 }
@@ -165,13 +166,24 @@ static as_status_t start(gpw_request_t *request)
 
 as_status_t gpw_push_or_swap(gpw_request_t *request, uint32_t first, uint32_t count)
 {
-    if (is_wanted(request, count)) {
+    uint64_t units = units_of(request, request->blocks.stored, request->round.target + 1);
+    if (is_wanted(request, count, units)) {
         as_status_t status = start(request);
         if (status == AS_OK || status == AS_ERR_BUSY) {
             return status;
         }
     }
     return gpw_swap_start(request, first, count, NULL);
+}
+
+bool gpw_push_prefix_pays(const gpw_request_t *request, uint32_t blocks, uint32_t rows)
+{
+    return is_wanted(request, blocks, units_of(request, blocks, rows));
+}
+
+as_status_t gpw_push_prefix(gpw_request_t *request)
+{
+    return start(request);
 }
 
 // ---- A layer -----------------------------------------------------------------------------------
@@ -299,7 +311,7 @@ gpw_turn_t gpw_push_turn(gpw_request_t *request)
 
 // ---- Its end -----------------------------------------------------------------------------------
 
-gpw_turn_t gpw_push_failed(gpw_request_t *request)
+void gpw_push_give_up(gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
     gpw_metric_add(GPW_METRIC_PUSH_REFUSED_TOTAL, 1);
@@ -307,6 +319,11 @@ gpw_turn_t gpw_push_failed(gpw_request_t *request)
     engine->push.refused_until_us = as_loop_now_us(engine->loop) + REFUSED_US;
     gpw_pass_end(request);
     gpw_swap_end(request);
+}
+
+gpw_turn_t gpw_push_failed(gpw_request_t *request)
+{
+    gpw_push_give_up(request);
     return gpw_request_go(request, GPW_STEP_SWAP);
 }
 
@@ -320,5 +337,15 @@ void gpw_push_done(gpw_request_t *request)
     request->usage.pushed_verifications++;
     gpw_metric_add(GPW_METRIC_PUSHED_TOTAL, 1);
     gpw_push_saw_wait(&engine->push, request->swap.push_wait_us,
-                      units_of(request, request->pass.rows), as_loop_now_us(engine->loop));
+                      units_of(request, request->blocks.stored, request->pass.rows),
+                      as_loop_now_us(engine->loop));
+}
+
+void gpw_push_prefix_done(gpw_request_t *request)
+{
+    gpw_engine_t *engine = request->engine;
+    gpw_metric_add(GPW_METRIC_PUSHED_PREFIXES_TOTAL, 1);
+    gpw_push_saw_wait(&engine->push, request->swap.push_wait_us,
+                      units_of(request, request->blocks.stored, request->pass.rows),
+                      as_loop_now_us(engine->loop));
 }

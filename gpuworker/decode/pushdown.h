@@ -44,9 +44,15 @@ uint64_t gpw_push_ring(const struct gpw_request *request, uint64_t ring, uint64_
 // request's state say so, else by a swap of [first, first + count).
 as_status_t gpw_push_or_swap(struct gpw_request *request, uint32_t first,
                              uint32_t count) AS_MUST_USE;
+// Whether the rows behind a stored prefix of `blocks` blocks are to be computed by push-down, and the
+// beginning of that: the blocks are adopted.
+bool gpw_push_prefix_pays(const struct gpw_request *request, uint32_t blocks, uint32_t rows);
+as_status_t gpw_push_prefix(struct gpw_request *request) AS_MUST_USE;
+void gpw_push_prefix_done(struct gpw_request *request);
 // The turn of a request whose pass is pushed down.
 gpw_turn_t gpw_push_turn(struct gpw_request *request);
-// The stores could not: the verification is begun again with a swap.
+// The stores could not: what was begun is begun again with a swap, the verification in gpw_push_failed.
+void gpw_push_give_up(struct gpw_request *request);
 gpw_turn_t gpw_push_failed(struct gpw_request *request);
 // It is complete.
 void gpw_push_done(struct gpw_request *request);

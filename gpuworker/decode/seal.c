@@ -5,6 +5,7 @@
 // Between a verification and the next draft no pass and no swap is in progress: the one moment when
 // a held block may turn into a stored one.
 #include "gpuworker/decode/riders.h"
+#include "gpuworker/decode/prefix.h"
 #include "gpuworker/engine.h"
 
 static void seal_block(gpw_request_t *request, uint32_t block)
@@ -60,6 +61,9 @@ gpw_turn_t gpw_seal_turn(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
     gpw_sealed_t *sealed = &request->sealed;
+    if (gpw_prefix_is_unsealed(request)) {
+        return gpw_prefix_seal_turn(request);
+    }
     if (sealed->segment && gpw_sealed_target(&blocks->shape, blocks->tokens) > sealed->blocks) {
         as_status_t status = gpw_sealed_reserve(sealed, sealed->blocks + 1);
         if (status != AS_OK) {

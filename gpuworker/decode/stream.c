@@ -8,6 +8,7 @@
 #include "common/fault.h"
 #include "common/mem.h"
 #include "gpuworker/engine.h"
+#include "gpuworker/resident/stored.h"
 
 #define OVERDUE_FACTOR 2u       // of the time that was expected
 #define OVERDUE_US_MIN 1000000u // and at least so long; also where nothing is known
@@ -257,7 +258,7 @@ static void count_bytes(const gpw_stream_t *stream, gpw_request_t *request)
         return;
     }
     bytes = (uint64_t)gpw_transfer_news(stream->transfer)->layers * stream->block_count *
-            as_extent_bytes(&stream->engine->shape) / stream->joined; // each reader's share
+            stream->extent_bytes / stream->joined; // each reader's share
     if (stream->prefix) {
         request->usage.fetched_bytes += bytes;
         gpw_metric_add(GPW_METRIC_FETCHED_BYTES_TOTAL, (int64_t)bytes);
@@ -310,6 +311,9 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
         const gpw_block_t *block = &chain->blocks.block[range->first + b];
         engine->block_keys[b] = block->key;
         engine->block_nodes[b] = range->node_ids ? range->node_ids[b] : block->node_id;
+        if (range->sealed) {
+            gpw_stored_key(range->sealed, &block->key, &engine->block_keys[b]);
+        }
     }
     uint64_t late_us = OVERDUE_FACTOR * expected_us(engine, range->count);
     uint64_t slow_us = range->count * as_block_bytes(&engine->shape) / LEAST_BYTES_PER_US;
@@ -319,10 +323,10 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     params.on_news = on_news;
     params.ctx = stream;
     params.deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us;
-    params.shape = engine->shape;
+    params.shape = range->sealed ? own->shape : engine->shape;
     params.namespace_key = request->blocks.namespace_key;
     params.keys = engine->block_keys;
-    params.node_ids = engine->block_nodes;
+    params.node_ids = range->sealed ? NULL : engine->block_nodes; // sealed ones: by their own keys
     params.first_block = range->first;
     params.block_count = range->count;
     as_status_t status = gpw_transfer_start(engine->link, &params, &stream->transfer);
@@ -336,7 +340,9 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     stream->session = request->id;
     stream->first_block = range->first;
     stream->block_count = range->count;
-    stream->prefix = request->step == GPW_STEP_FETCH;
+    stream->extent_bytes = as_extent_bytes(&params.shape);
+    stream->sealed = range->sealed != NULL;
+    stream->prefix = request->step == GPW_STEP_FETCH || stream->sealed;
     stream->pushed = params.kind == GPW_TRANSFER_ATTEND;
     stream->overdue_us = now_us + (late_us > OVERDUE_US_MIN ? late_us : OVERDUE_US_MIN);
     if (!stream->pushed) {

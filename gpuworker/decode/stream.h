@@ -19,6 +19,7 @@
 #include "gpuworker/decode/rings.h"
 #include "gpuworker/device.h"
 #include "gpuworker/link.h"
+#include "gpuworker/resident/compressor.h"
 
 struct gpw_engine;
 struct gpw_request;
@@ -34,8 +35,10 @@ typedef struct gpw_stream {
     uint32_t first_block, block_count;
     size_t layer_stride;
     uint32_t layer_slots;
+    size_t extent_bytes;
     uint32_t released; // layers, by all readers
     bool prefix;       // counted as fetched, not as swapped
+    bool sealed;       // brings sealed blocks (resident/stored.h), which no pass reads
     bool pushed;       // an attend (decode/pushdown.h): the ring holds no extents
     bool arrived;      // all of it, or what will ever come
     uint64_t begin_us;
@@ -56,7 +59,8 @@ typedef struct gpw_streams {
 typedef struct gpw_stream_range {
     const struct gpw_request *chain; // whose blocks; NULL: the request's own
     uint32_t first, count;
-    const uint64_t *node_ids; // who has each; NULL: as the blocks say
+    const uint64_t *node_ids;       // who has each; NULL: as the blocks say
+    const gpw_compressor_t *sealed; // brings their form sealed by it; NULL: the full blocks
 } gpw_stream_range_t;
 
 void gpw_streams_init(struct gpw_engine *engine);

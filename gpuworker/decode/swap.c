@@ -37,7 +37,7 @@ uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *
     return first == end ? 0 : last - first + 1;
 }
 
-static uint32_t ring_slots(const gpw_engine_t *engine)
+uint32_t gpw_swap_ring_slots(const gpw_engine_t *engine)
 {
     uint32_t layers = engine->shape.layers;
     uint32_t slots = engine->options.overlap ? engine->options.swap_ring_layers : layers;
@@ -46,7 +46,7 @@ static uint32_t ring_slots(const gpw_engine_t *engine)
 
 size_t gpw_swap_ring_bytes(const gpw_engine_t *engine, uint32_t blocks)
 {
-    return (size_t)ring_slots(engine) * blocks * as_extent_bytes(&engine->shape);
+    return (size_t)gpw_swap_ring_slots(engine) * blocks * as_extent_bytes(&engine->shape);
 }
 
 double gpw_swap_link_us(const gpw_engine_t *engine, uint32_t blocks)
@@ -93,7 +93,7 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
     gpw_stream_t *stream = request->swap.stream;
     request->swap.first_block = first;
     request->swap.end_block = first + count;
-    stream->layer_slots = ring_slots(engine);
+    stream->layer_slots = gpw_swap_ring_slots(engine);
     stream->layer_stride = range.count * as_extent_bytes(&engine->shape);
     const gpw_transfer_params_t params = {
         .kind = GPW_TRANSFER_FETCH,

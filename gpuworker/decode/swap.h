@@ -40,6 +40,7 @@ typedef enum gpw_swap_state { GPW_SWAP_READY, GPW_SWAP_WAITING, GPW_SWAP_FAILED 
 
 // The stored blocks that the segment cannot stand in for: [*first_p, *first_p + return value).
 uint32_t gpw_swap_range(const struct gpw_request *request, uint32_t limit, uint32_t *first_p);
+uint32_t gpw_swap_ring_slots(const struct gpw_engine *engine); // layers
 // Bytes of the ring for so many blocks.
 size_t gpw_swap_ring_bytes(const struct gpw_engine *engine, uint32_t blocks);
 // Link time of so many blocks in microseconds; 0: not known.

@@ -104,6 +104,9 @@ typedef struct gpw_compressor {
     // its own (as_mem), whose bytes follow from the chain alone, so that sessions may hang up one
     // copy. A NULL there is left alone by close. NULL where blocks do not stand alone.
     uint8_t **(*slot)(gpw_segment_t *segment, uint32_t block, size_t *bytes_p);
+    // The slots of the blocks [0, blocks) were filled with bytes that another segment's had: they are
+    // sealed in all layers. There where `slot` is.
+    void (*adopt)(gpw_segment_t *segment, uint32_t blocks);
     void (*close)(gpw_segment_t *segment); // NULL is fine
 } gpw_compressor_t;
 

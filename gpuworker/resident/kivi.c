@@ -188,6 +188,14 @@ uint8_t **gpw_kivi_slot(gpw_segment_t *s, uint32_t block, size_t *bytes_p)
     return &s->blocks[block];
 }
 
+void gpw_kivi_adopt(gpw_segment_t *s, uint32_t blocks)
+{
+    AS_ASSERT(blocks <= s->blocks_reserved);
+    for (uint32_t layer = 0; layer < s->shape.layers; layer++) {
+        s->sealed[layer] = blocks;
+    }
+}
+
 void gpw_kivi_close(gpw_segment_t *s)
 {
     if (!s) {

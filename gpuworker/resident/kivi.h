@@ -57,12 +57,14 @@ const void *gpw_kivi_extent(const gpw_segment_t *segment, uint32_t layer, uint32
 uint64_t gpw_kivi_bytes(const gpw_segment_t *segment);
 uint64_t gpw_kivi_bytes_max(const gpw_segment_options_t *options, uint32_t blocks);
 uint8_t **gpw_kivi_slot(gpw_segment_t *segment, uint32_t block, size_t *bytes_p);
+void gpw_kivi_adopt(gpw_segment_t *segment, uint32_t blocks);
 void gpw_kivi_close(gpw_segment_t *segment);
 
 #define GPW_KIVI_FUNCTIONS                                                                         \
     .open = gpw_kivi_open, .reserve = gpw_kivi_reserve, .seal = gpw_kivi_seal,                     \
     .attend = gpw_kivi_attend, .extent = gpw_kivi_extent, .bytes = gpw_kivi_bytes,                 \
-    .bytes_max = gpw_kivi_bytes_max, .slot = gpw_kivi_slot, .close = gpw_kivi_close
+    .bytes_max = gpw_kivi_bytes_max, .slot = gpw_kivi_slot, .adopt = gpw_kivi_adopt,               \
+    .close = gpw_kivi_close
 
 as_status_t gpw_kivi_layout(const gpw_segment_options_t *options,
                             gpw_kivi_layout_t *layout_p) AS_MUST_USE;

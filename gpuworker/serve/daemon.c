@@ -153,6 +153,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.horizon = (uint32_t)config->horizon;
     options.prompt_lookup = (uint32_t)config->prompt_lookup;
     options.push_down = config->push_down_mode;
+    options.store_sealed = strcmp(config->store_sealed, "on") == 0;
     options.overlap = strcmp(config->overlap, "on") == 0;
     options.shared_verification = strcmp(config->shared_verification, "on") == 0;
     options.trace_path = config->trace;

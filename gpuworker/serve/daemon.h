@@ -22,7 +22,7 @@ typedef struct gpw_daemon_config {
     int64_t threads, context, horizon, prompt_lookup, sessions, queue, block_tokens, connections,
         swap_ring_layers;
     int64_t batch_rows;
-    const char *full_cache, *overlap, *shared_verification, *trace;
+    const char *full_cache, *overlap, *shared_verification, *store_sealed, *trace;
     const char *push_down;
     gpw_push_down_t push_down_mode;
     int64_t device_bytes;

@@ -106,6 +106,10 @@ static const as_option_t table[] = {
      .fallback = "auto", .metavar = "off|on|auto",
      .help = "attention of verifications computed at the stores, to the same bits, instead of "
              "bringing the blocks: off, on, or auto: where that is expected to take less time"},
+    {.name = "store-sealed", .type = AS_OPTION_STRING, .value = &config.store_sealed,
+     .fallback = "off", .metavar = "on|off",
+     .help = "KIVI's sealed blocks are stored beside the full ones, and of a stored prefix fetched "
+             "first: the first token comes by push-down (not with --push-down off), before any block"},
     {.name = "trace", .type = AS_OPTION_STRING, .value = &config.trace,
      .metavar = "FILE",
      .help = "writes when each session drafted, swapped and verified to FILE, for chrome://tracing or "
@@ -171,6 +175,9 @@ static int check(void)
     }
     if (!is_on_or_off(config.overlap)) {
         return refuse("overlap", config.overlap, "on or off");
+    }
+    if (!is_on_or_off(config.store_sealed)) {
+        return refuse("store-sealed", config.store_sealed, "on or off");
     }
     if (!is_on_or_off(config.shared_verification)) {
         return refuse("shared-verification", config.shared_verification, "on or off");

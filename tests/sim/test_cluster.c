@@ -248,6 +248,7 @@ static void run_seed(uint64_t seed)
                                .cache_bytes_max = seed % 3 == 0 ? 390u << 10 : 16u << 20,
                                .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20,
                                .push_down = (gpw_push_down_t)(seed / 2 % 3),
+                               .store_sealed = seed / 6 % 2,
                                .keep_while_room = seed % 7 < 2,
                                .swap_full_cache = seed % 13 == 1,
                                .no_overlap = seed % 17 == 2,

@@ -171,6 +171,7 @@ static void worker_start(world_t *world, uint32_t index)
     options.incarnation = 1;
     options.tick_us = WORLD_TICK_US;
     options.push_down = world->options.push_down;
+    options.store_sealed = world->options.store_sealed;
     options.overlap = !world->options.no_overlap;
     options.shared_verification = !world->options.no_sharing;
     options.trace_path = world->options.trace_path;

@@ -49,7 +49,8 @@ typedef struct world_options {
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store
     gpw_push_down_t push_down;
-    bool keep_while_room;   // workers keep what stores have as long as nobody waits
+    bool keep_while_room; // workers keep what stores have as long as nobody waits
+    bool store_sealed;
     bool swap_full_cache;   // of sessions without a compressor
     bool no_sharing;        // each session is verified in a swap of its own
     const char *trace_path; // of workers
