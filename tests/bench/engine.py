@@ -36,6 +36,7 @@ RAM_BYTES = 1900 << 20          # of the store: eight prompts of 8k
 RAM_BYTES_SIXTEEN = 3700 << 20  # sixteen
 ANSWER = 256
 LINKS = (1, 10)
+REACH_MIN = 4
 
 
 class Bench:
@@ -129,6 +130,7 @@ def rows_of_link(gbit, of, resident):
     push = of.get("push_down")
     if push:
         row(f"link_bytes_push_down_vs_swap_{gbit}gbit", moved(push) / moved(draft), 0.02, at_most=True)
+        row(f"link_bytes_push_down_vs_full_swap_{gbit}gbit", moved(push) / moved(of["full_swap"]) if of.get("full_swap") else None)
 
 
 def binds(results):
@@ -219,11 +221,11 @@ def bench_first(quick):
 # ---- runs
 
 def survival(runs, horizon):
-    """For each position of a draft: the share of drafts that reach it whose token there is accepted; None where none does. The run
-    that an answer's end cut is left out."""
+    """For each position of a draft: of the drafts that are right so far, the share whose token there is accepted; None where fewer
+    than REACH_MIN are."""
     lengths = [run - 1 for run in runs]
     reach = [[length for length in lengths if length >= position] for position in range(horizon)]
-    return [sum(length > position for length in those) / len(those) if those else None for position, those in enumerate(reach)]
+    return [sum(length > position for length in those) / len(those) if len(those) >= REACH_MIN else None for position, those in enumerate(reach)]
 
 
 def bench_runs(quick):

@@ -4,15 +4,18 @@
 A cell is measured between two moments: all sessions have their first token; the first of them ends, or as much time has passed as
 the cell may take. Counters of the worker, bytes of the cable and processor time are read at both, tokens are counted in between.
 """
+import json
 import statistics
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import table
-from engine_cluster import CONTEXT, cached_tokens, cpu_s, machine_busy_s
+from engine_cluster import CONTEXT, FOLDER, cached_tokens, cpu_s, machine_busy_s
 
 FULL_TOKEN_BYTES = 23040  # of SmolLM2-135M: 30 layers, 3 heads of K and V, 64 elements of f16
+TRACE = "trace.json"  # in the worker's folder
 WORKSPACE_BYTES = 80 << 20
 COUNTED = ("tokens", "drafted_tokens", "accepted_tokens", "swapped_bytes", "pushed_bytes", "pushed_verifications", "fetched_bytes",
            "recomputed_blocks", "recompute_chosen_blocks", "restarts", "push_refused", "verify", "batch_layers", "batch_passes",
@@ -57,6 +60,7 @@ LOOKUP = arm("prompt_lookup", "kivi4", "--prompt-lookup=8")
 SHARED = arm("shared", "kivi4", "--shared-verification=on")
 SEPARATE = arm("separate", "kivi4", "--shared-verification=off")
 LOSSY = {name: arm(f"lossy_{name}", name, verified=False) for name in COMPRESSORS}
+TRACED = (DRAFTING["kivi4"], NO_OVERLAP, SHARED)  # of these, lanes are kept
 # Every draft as long as it gets, to see how far one is right.
 LONG = {name: arm(f"drafts_of_{HORIZON}_{name}", name, horizon=HORIZON) for name in COMPRESSORS}
 
@@ -89,8 +93,9 @@ class Run:
 
     def __init__(self, cluster, cell, arm, prompts):
         self.cluster, self.cell, self.arm, self.prompts = cluster, cell, arm, prompts
+        trace = [f"--trace={FOLDER}/{TRACE}"] if arm in TRACED else []
         self.options = [f"--device-memory={budget(cell)}", f"--sessions={1 if arm.in_turn else cell.sessions}", f"--queue={cell.sessions}",
-                        f"--horizon={HORIZON}", *arm.options]
+                        f"--horizon={HORIZON}", *arm.options, *trace]
         self.news = threading.Condition()
 
     def wait(self, condition, deadline):
@@ -105,6 +110,15 @@ class Run:
                     return False
                 self.news.wait(left)
         return True
+
+    def lanes(self):
+        """What the sessions did when: [lane, session, begin, end], seconds from the first; of arms with a trace."""
+        path = Path(self.worker.folder.name) / TRACE
+        if not path.exists():
+            return None
+        spans = [json.loads(line.rstrip(",\n")) for line in path.read_text().splitlines() if line.startswith('{"ph": "X"')]
+        first = min((span["ts"] for span in spans), default=0)
+        return [[span["name"], span["tid"], (span["ts"] - first) / 1e6, (span["ts"] + span["dur"] - first) / 1e6] for span in spans]
 
     def moment(self):
         seen = self.worker.counters()
@@ -135,7 +149,10 @@ class Run:
                 session.stop()
             for session in self.sessions:
                 session.join(30)
-            return self.result(start, first, last)
+            result = self.result(start, first, last)
+            self.worker.end_process()
+            result["lanes"] = self.lanes()
+            return result
 
     def result(self, start, first, last):
         """What was counted between the two moments. In turn: from the first token of all, since there is no moment when all run."""

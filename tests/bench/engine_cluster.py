@@ -27,6 +27,7 @@ BLOCK_TOKENS = 64
 CONTEXT = 8192
 SALT = "bench-engine"
 DISK_BYTES = 8 << 30
+FOLDER = "{folder}"  # in an option: the worker's own
 TCP = {"UCX_TLS": "tcp"}  # or the hosts would find each other in the memory of this machine
 PUBLISH_S = 600
 PATIENCE_S = 1800  # of one request: the slowest baseline takes 12 s of the link for a token of each session
@@ -104,7 +105,7 @@ class Session(threading.Thread):
             self.usage = event.get("usage") or self.usage
             for choice in event["choices"]:
                 with self.news:
-                    self.runs.append(len(choice["assay"]["tokens"]))
+                    self.runs += [len(choice["assay"]["tokens"])] if choice["assay"]["tokens"] else []
                     self.times += [now] * len(choice["assay"]["tokens"])
                     self.bits += zip(choice["assay"]["tokens"], choice["assay"]["logits_hashes"])
                     self.news.notify_all()
@@ -128,11 +129,17 @@ class Worker(Server):
         env = {**(self.env or {}), "ASSAY_MODEL": self.cluster.model}
         self.child = self.launch(BIN / "assay-gpuworker", f"--scheduler={self.cluster.scheduler}", "--listen=127.0.0.1:0",
                                  f"--threads={THREADS}", f"--context={CONTEXT}", "--recompute-rate=-1", f"--request-deadline={PATIENCE_S}s",
-                                 "--fetch-deadline=300s", "--log-level=warn", *self.options, env=env)
+                                 "--fetch-deadline=300s", "--log-level=warn",
+                                 *(option.replace(FOLDER, self.folder.name) for option in self.options), env=env)
         self.address = json.loads(self.line(self.child))["http"]
 
     def counters(self):
         return counters(self.host, self.address)
+
+    def end_process(self):
+        """In order, so that what it writes is complete."""
+        self.child.terminate()
+        self.child.wait(60)
 
     def session(self, prompt, tokens, assay, news=None, **more):
         body = {"prompt": prompt["tokens"], "max_tokens": tokens, "temperature": 0, "cache_salt": SALT, "stream": True,
