@@ -8,7 +8,8 @@ main     8 sessions of 8,192 tokens (prompt and answer), each on a text of its o
          that stays in memory. Beside them the ceiling that measured rates allow (engine_ceiling.py)
 sweep    1, 4 and 16 sessions of 8,192 tokens, and 8 of 1,024 and 4,096, at 1 Gbit/s
 shared   8 sessions on one prompt: verified in one swap, and each by itself
-first    one session whose prefix another host has, 1 Gbit/s: seconds to the first and to the 64th token
+first    one session whose prefix another host has, 1 Gbit/s: seconds to the first and to the 64th token, where all is fetched
+         first; by push-down; by swaps; and where the sealed form is stored too and comes first
 runs     drafts of 64 by each compressor: how many verification accepts, by position
 peer     prefill and decode tokens/s of the forward pass, one and 8 sequences, beside llama.cpp in F16 with as many threads
 
@@ -61,7 +62,7 @@ class Bench:
     def cut(self, cell, one_chain=False):
         """The prompts of a cell: beginnings of what is stored."""
         prompts = self.prompts[:1] * cell.sessions if one_chain else self.prompts[:cell.sessions]
-        return [{"kind": prompt["kind"], "tokens": prompt["tokens"][:cell.context - cell.answer]} for prompt in prompts]
+        return [{**prompt, "tokens": prompt["tokens"][:cell.context - cell.answer]} for prompt in prompts]
 
     def run(self, cell, arm, one_chain=False):
         """One arm in one cell; None where this build has no such arm, or it failed, which is a row that misses."""
@@ -108,8 +109,10 @@ def row(name, value, target=None, at_most=False):
         table.row(name, value, target, at_most)
 
 
-def moved(result):
-    return result["swapped_bytes_per_token"] + result["pushed_bytes_per_token"]
+def moved(one, other):
+    """Bytes over the link for verifications, of a token: a ratio; None where there is nothing to compare."""
+    bytes_of = [result["swapped_bytes_per_token"] + result["pushed_bytes_per_token"] if result else 0 for result in (one, other)]
+    return bytes_of[0] / bytes_of[1] if bytes_of[1] else None
 
 
 # ---- main
@@ -122,15 +125,15 @@ def rows_of_link(gbit, of, resident):
     row(f"tokens_vs_full_swap_{gbit}gbit", ratio(draft, of.get("full_swap")), 20 if gbit == 1 else 5)
     row(f"tokens_vs_no_overlap_{gbit}gbit", ratio(draft, of.get("no_overlap")), 1.3)
     row(f"swap_hidden_{gbit}gbit", draft["hidden"], 0.95)
-    row(f"tokens_vs_ceiling_{gbit}gbit", draft["tokens_per_s"] / draft["ceiling"]["tokens_per_s"], 0.9)
+    row(f"tokens_vs_ceiling_{gbit}gbit", ratio(draft, draft.get("ceiling")), 0.9)
     row(f"tokens_vs_resident_in_turn_{gbit}gbit", ratio(draft, resident))
     row(f"tokens_vs_unverified_{gbit}gbit", ratio(draft, of.get("lossy_kivi4")))
     for name in [*cells.COMPRESSORS[1:], "push_down", "push_down_auto", "prompt_lookup"]:
         row(f"{name}_tokens_vs_full_swap_{gbit}gbit", ratio(of.get(name), of.get("full_swap")))
     push = of.get("push_down")
     if push:
-        row(f"link_bytes_push_down_vs_swap_{gbit}gbit", moved(push) / moved(draft), 0.02, at_most=True)
-        row(f"link_bytes_push_down_vs_full_swap_{gbit}gbit", moved(push) / moved(of["full_swap"]) if of.get("full_swap") else None)
+        row(f"link_bytes_push_down_vs_swap_{gbit}gbit", moved(push, draft), 0.02, at_most=True)
+        row(f"link_bytes_push_down_vs_full_swap_{gbit}gbit", moved(push, of.get("full_swap")))
 
 
 def binds(results):
@@ -196,7 +199,7 @@ def bench_shared(quick):
         bench.run(Cell(10, context, 1), cells.RESIDENT)
         cell = Cell(1, context, sessions, seconds=20 if quick else 45)
         shared, separate = (bench.run(cell, arm, one_chain=True) for arm in (cells.SHARED, cells.SEPARATE))
-        row("shared_bytes_vs_separate", moved(shared) / moved(separate) if shared and separate else None, 1 / 6, at_most=True)
+        row("shared_bytes_vs_separate", moved(shared, separate) if shared else None, 1 / 6, at_most=True)
         row("shared_tokens_vs_separate", ratio(shared, separate), 1.5)
         bench.rows_identical()
         return {"results": bench.results}
@@ -209,7 +212,11 @@ def bench_first(quick):
     with Bench(context, 1) as bench:
         cell = Cell(1, context, 1, answer=ANSWER)
         all_first = bench.run(cell, cells.RESIDENT)  # fetches all, then decodes
-        push, swap = (bench.run(cell, arm) for arm in (cells.PUSH, cells.DRAFTING["kivi4"]))
+        for arm in (cells.PUSH, cells.DRAFTING["kivi4"]):
+            bench.run(cell, arm)
+        bench.prompts[0]["salt"] = "sealed"
+        bench.cluster.fill_sealed(bench.cut(cell)[0], cells.SEALED_PUSH.options)
+        push, swap = (bench.run(cell, arm) for arm in (cells.SEALED_PUSH, cells.SEALED))
         if all_first and push:
             row("first_token_push_down_vs_fetch_all", push["first_token_s"][0] / all_first["first_token_s"][0], 0.3, at_most=True)
         if all_first and swap:

@@ -59,6 +59,9 @@ AUTO = arm("push_down_auto", "kivi4", "--push-down=auto")
 LOOKUP = arm("prompt_lookup", "kivi4", "--prompt-lookup=8")
 SHARED = arm("shared", "kivi4", "--shared-verification=on")
 SEPARATE = arm("separate", "kivi4", "--shared-verification=off")
+# The sealed form of a stored prefix comes first, and the first token by push-down, before any block.
+SEALED_PUSH = arm("sealed_push_down", "kivi4", "--push-down=on", "--store-sealed=on")
+SEALED = arm("sealed", "kivi4", "--push-down=auto", "--store-sealed=on")
 LOSSY = {name: arm(f"lossy_{name}", name, verified=False) for name in COMPRESSORS}
 TRACED = (DRAFTING["kivi4"], NO_OVERLAP, SHARED)  # of these, lanes are kept
 # Every draft as long as it gets, to see how far one is right.

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import re
+import select
 import subprocess
 import sys
 import tempfile
@@ -142,7 +143,7 @@ class Worker(Server):
         self.child.wait(60)
 
     def session(self, prompt, tokens, assay, news=None, **more):
-        body = {"prompt": prompt["tokens"], "max_tokens": tokens, "temperature": 0, "cache_salt": SALT, "stream": True,
+        body = {"prompt": prompt["tokens"], "max_tokens": tokens, "temperature": 0, "cache_salt": prompt.get("salt", SALT), "stream": True,
                 "stream_options": {"include_usage": True}, "assay": {"logits_hash": True, "ignore_end": True, **assay}, **more}
         return Session(self.host, self.address, body, news or threading.Condition())
 
@@ -205,6 +206,17 @@ class Cluster(Server):
                         sys.exit(f"bench engine: the blocks of '{prompt['kind']}' did not reach the store within {PUBLISH_S} s")
         table.say(f"{len(prompts)} prompts of {len(prompts[0]['tokens'])} tokens are stored: {computed} tokens computed, "
                   f"{time.monotonic() - begin:.0f} s")
+
+    def fill_sealed(self, prompt, options):
+        """Has a prompt stored with its sealed form: by the worker that computes it. Its salt is its own."""
+        with Worker(self, 0, ["--sessions=1", *options]) as worker:
+            worker.ask(prompt, 1, {"compressor": "kivi4"})
+            before, seen = -1, worker.counters()
+            while seen["assay_worker_published_bytes_total"] != before:
+                before = seen["assay_worker_published_bytes_total"]
+                select.select([], [], [], 2)
+                seen = worker.counters()
+        table.say(f"sealed blocks of '{prompt['kind']}': {seen['assay_worker_sealed_published_bytes_total'] / 1e6:.1f} MB stored now")
 
     @staticmethod
     def asked(worker, prompt):

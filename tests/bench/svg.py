@@ -52,7 +52,7 @@ class Chart:
         if self.log:
             return [10.0 ** power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)]
         step = 10 ** math.floor(math.log10(high))
-        step = next(step * part for part in (0.1, 0.2, 0.25, 0.5, 1) if high / (step * part) <= 6)
+        step = next(step * part for part in (0.1, 0.2, 0.25, 0.5, 1, 2) if high / (step * part) <= 6)
         return [step * i for i in range(int(high / step + 1e-9) + 1)]
 
     def add(self, markup):
