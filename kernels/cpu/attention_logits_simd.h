@@ -20,26 +20,31 @@
 #define BLOCK_PAIRS  192u
 #define FEW_PAIRS    8u  // below: no conversion buffers; where transposing K begins to pay
 #define CHUNK_TOKENS 64u // tokens converted at a time
+#define SOME_PAIRS   48u // pairs that go through a page together: what they work on stays in L1
 
 // What a block of pairs works on; all of it in the thread's scratch but io.
 typedef struct block {
     const krn_attention_args_t *args;
     uint32_t kv_head, group, row0, pairs;
     uint32_t logits_stride; // capacity rounded up to 16
-    float *converted;       // [dim][CHUNK_TOKENS] of K or [CHUNK_TOKENS][dim] of V
+    float *keys;            // [dim][CHUNK_TOKENS]: some of the page's K, converted
+    float *values;          // [CHUNK_TOKENS][dim]: of its V
     float *q;               // [pairs][dim]
     float *logits;          // [pairs][logits_stride]; then p = exp(s - max)
     float *page_out;        // [pairs][dim]
     float *page_max, *page_sum, *total_max, *total_sum; // [pairs]
     float *page_scale, *total_scale;                    // [pairs]: exp(max - merged max)
     const krn_f16 *ahead; // read next, laid out as what is read now: prefetched
+    const krn_f16 *next;  // K of the next page
+    uint32_t *at;         // [pairs]: index among all (row, head) pairs
+    int32_t *position;    // [pairs]
     uint32_t *visible;    // [pairs]
     uint32_t visible_max;
 } block_t;
 
 #define SCRATCH_FLOATS                                                                             \
-    (CHUNK_TOKENS * KRN_HEAD_DIM_MAX +                                                             \
-     BLOCK_PAIRS * (2 * KRN_HEAD_DIM_MAX + KRN_PAGE_TOKENS_MAX + 7) + 64)
+    (2 * CHUNK_TOKENS * KRN_HEAD_DIM_MAX +                                                         \
+     BLOCK_PAIRS * (2 * KRN_HEAD_DIM_MAX + KRN_PAGE_TOKENS_MAX + 9) + 64)
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -51,15 +56,9 @@ static uint32_t round_up16(uint32_t n)
     return (n + 15) / 16 * 16;
 }
 
-static size_t pair_at(const block_t *b, uint32_t pair)
-{
-    return (size_t)(b->row0 + pair / b->group) * b->args->q_heads + b->kv_head * b->group +
-           pair % b->group;
-}
-
 // ---- Logits -------------------------------------------------------------------------
 
-// K of tokens [t0, t0 + count) to converted[dim][CHUNK_TOKENS].
+// K of tokens [t0, t0 + count) to keys[dim][CHUNK_TOKENS].
 static void transpose_keys(const block_t *b, const krn_f16 *k, uint32_t t0, uint32_t count)
 {
     uint32_t dim = b->args->dim;
@@ -73,7 +72,7 @@ static void transpose_keys(const block_t *b, const krn_f16 *k, uint32_t t0, uint
             }
             v16_transpose(rows);
             for (uint32_t i = 0; i < 16; i++)
-                v16_store(b->converted + (size_t)(d + i) * CHUNK_TOKENS + t, rows[i]);
+                v16_store(b->keys + (size_t)(d + i) * CHUNK_TOKENS + t, rows[i]);
         }
     }
 }
@@ -89,7 +88,7 @@ typedef struct tile {
 KRN_INLINE void qk_tile(const block_t *b, tile_t at, const uint32_t dim, const int R, const int T)
 {
     static const uint8_t order[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
-    const float *q = b->q + (size_t)at.pair * dim, *k = b->converted + at.token;
+    const float *q = b->q + (size_t)at.pair * dim, *k = b->keys + at.token;
     float *logits = b->logits + (size_t)at.pair * b->logits_stride + at.t0 + at.token;
     v16 level[5][4][4];
 
@@ -149,33 +148,53 @@ static void qk_tile_full(const block_t *b, tile_t at)
         qk_tile(b, at, b->args->dim, KRN_QK_PAIRS, KRN_QK_VECTORS);
 }
 
+// Pairs that are left, taken together where as many are.
+#define QK_REST (KRN_QK_PAIRS > 1 ? KRN_QK_PAIRS - 1 : 1)
+
+static void qk_tile_rest(const block_t *b, tile_t at)
+{
+    if (b->args->dim == 64)
+        qk_tile(b, at, 64, QK_REST, KRN_QK_VECTORS);
+    else
+        qk_tile(b, at, b->args->dim, QK_REST, KRN_QK_VECTORS);
+}
+
 static void qk_tile_one(const block_t *b, tile_t at)
 {
     qk_tile(b, at, b->args->dim, 1, 1);
 }
 
-static void logits_chunk(const block_t *b, uint32_t t0, uint32_t count)
+// Some of a block's pairs.
+typedef struct pairs {
+    uint32_t first, end;
+} pairs_t;
+
+static void logits_chunk(const block_t *b, uint32_t t0, uint32_t count, pairs_t pairs)
 {
-    for (uint32_t pair = 0; pair < b->pairs;) {
-        uint32_t pairs = b->pairs - pair >= KRN_QK_PAIRS ? KRN_QK_PAIRS : 1;
+    for (uint32_t pair = pairs.first, step; pair < pairs.end; pair += step) {
+        uint32_t left = pairs.end - pair;
         tile_t at = {.pair = pair, .t0 = t0};
-        if (pairs == KRN_QK_PAIRS)
-            for (; at.token + 16 * KRN_QK_VECTORS <= round_up16(count);
-                 at.token += 16 * KRN_QK_VECTORS)
+        step = left >= KRN_QK_PAIRS ? KRN_QK_PAIRS : left >= QK_REST ? QK_REST : 1;
+        for (; step > 1 && at.token + 16 * KRN_QK_VECTORS <= round_up16(count);
+             at.token += 16 * KRN_QK_VECTORS)
+            if (step == KRN_QK_PAIRS)
                 qk_tile_full(b, at);
+            else
+                qk_tile_rest(b, at);
         for (; at.token < count; at.token += 16)
-            for (at.pair = pair; at.pair < pair + pairs; at.pair++)
+            for (at.pair = pair; at.pair < pair + step; at.pair++)
                 qk_tile_one(b, at);
-        pair += pairs;
     }
 }
 
-static void logits_many(const block_t *b, const krn_f16 *k)
+// K stays converted for the pairs that follow, where the page is one chunk.
+static void logits_many(const block_t *b, const krn_f16 *k, pairs_t pairs)
 {
     for (uint32_t t0 = 0; t0 < b->visible_max; t0 += CHUNK_TOKENS) {
         uint32_t count = min_u32(b->visible_max - t0, CHUNK_TOKENS);
-        transpose_keys(b, k, t0, count);
-        logits_chunk(b, t0, count);
+        if (pairs.first == 0)
+            transpose_keys(b, k, t0, count);
+        logits_chunk(b, t0, count, pairs);
     }
 }
 

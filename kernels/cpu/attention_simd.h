@@ -30,6 +30,40 @@ static void softmax_pair(const block_t *b, uint32_t pair)
     b->page_sum[pair] = v16_tree(sum);
 }
 
+// Sixteen pairs from `pair` on, or those before `end`, so that their maxima are found together, and
+// their sums. Beyond the last pair and where a pair sees nothing, max and sum mean nothing.
+static void softmax_pairs(const block_t *b, uint32_t pair, uint32_t end)
+{
+    _Alignas(64) float lanes[16][16];
+    uint32_t count = min_u32(end - pair, 16);
+
+    for (uint32_t i = 0; i < count; i++) {
+        float *s = b->logits + (size_t)(pair + i) * b->logits_stride;
+        uint32_t visible = b->visible[pair + i], whole = round_up16(visible);
+        v16 max = v16_set1(-INFINITY);
+        for (uint32_t t = visible; t < whole; t++)
+            s[t] = -INFINITY; // exp gives 0
+        for (uint32_t t = 0; t < whole; t += 16)
+            max = v16_max(v16_load(s + t), max);
+        v16_store(lanes[i], max);
+    }
+    for (uint32_t i = count; i < 16; i++)
+        v16_store(lanes[i], v16_set1(0.0f));
+    v16_store(b->page_max + pair, v16_add(v16_max16((const float(*)[16])lanes), v16_set1(0.0f)));
+    for (uint32_t i = 0; i < count; i++) {
+        float *s = b->logits + (size_t)(pair + i) * b->logits_stride;
+        uint32_t whole = round_up16(b->visible[pair + i]);
+        v16 max = v16_set1(b->page_max[pair + i]), sum = v16_set1(0.0f);
+        for (uint32_t t = 0; t < whole; t += 16) {
+            v16 p = v16_exp(v16_sub(v16_load(s + t), max));
+            sum = v16_add(sum, p);
+            v16_store(s + t, p);
+        }
+        v16_store(lanes[i], sum);
+    }
+    v16_store(b->page_sum + pair, v16_tree16((const float(*)[16])lanes));
+}
+
 // ---- Sums of V ----------------------------------------------------------------------
 
 // Tokens of V that lie at v, the first of them token t0 of the page; f16, or f32 in the conversion
@@ -94,6 +128,11 @@ static void pv_pairs_f32(const block_t *b, const values_t *values, uint32_t pair
 {
     pv_dims(b, values, pair, first, last, KRN_PV_PAIRS, 0);
 }
+static void pv_three_f32(const block_t *b, const values_t *values, uint32_t pair, uint32_t first,
+                         uint32_t last)
+{
+    pv_dims(b, values, pair, first, last, 3, 0);
+}
 static void pv_one_f32(const block_t *b, const values_t *values, uint32_t pair, uint32_t first,
                        uint32_t last)
 {
@@ -110,45 +149,46 @@ static void pv_one_f16(const block_t *b, const values_t *values, uint32_t pair, 
     pv_dims(b, values, pair, first, last, 1, 1);
 }
 
-// One chunk of V for all pairs. Pairs of a tile go together over the tokens that all of them see;
-// the rest singly.
-static void values_chunk(const block_t *b, const values_t *values, int f16)
+typedef void pv_fn(const block_t *b, const values_t *values, uint32_t pair, uint32_t first,
+                   uint32_t last);
+
+// One chunk of V. Pairs of a tile go together over the tokens that all of them see; the rest singly.
+static void values_chunk(const block_t *b, const values_t *values, pairs_t pairs, int f16)
 {
     const uint32_t wide = f16 ? 3 : KRN_PV_PAIRS;
+    pv_fn *const one = f16 ? pv_one_f16 : pv_one_f32;
+    pv_fn *const three = f16 ? pv_three_f16 : pv_three_f32;
     uint32_t end = values->t0 + values->count;
 
-    for (uint32_t pair = 0; pair < b->pairs;) {
-        uint32_t step = b->pairs - pair >= wide ? wide : 1;
-        uint32_t common = end;
+    for (uint32_t pair = pairs.first, step; pair < pairs.end; pair += step) {
+        uint32_t left = pairs.end - pair, common = end;
+        step = left >= wide ? wide : left >= 3 ? 3 : 1;
         for (uint32_t i = 0; i < step; i++)
             common = min_u32(common, b->visible[pair + i]);
         if (step == 1 || common <= values->t0)
             common = values->t0;
-        else if (f16)
-            pv_three_f16(b, values, pair, values->t0, common);
+        else if (step == 3)
+            three(b, values, pair, values->t0, common);
         else
             pv_pairs_f32(b, values, pair, values->t0, common);
         for (uint32_t i = 0; i < step; i++) {
             uint32_t last = min_u32(end, b->visible[pair + i]);
-            if (last > common && f16)
-                pv_one_f16(b, values, pair + i, common, last);
-            else if (last > common)
-                pv_one_f32(b, values, pair + i, common, last);
+            if (last > common)
+                one(b, values, pair + i, common, last);
         }
-        pair += step;
     }
 }
 
-static void values_many(const block_t *b, const krn_f16 *v)
+static void values_many(const block_t *b, const krn_f16 *v, pairs_t pairs)
 {
     uint32_t dim = b->args->dim;
 
     for (uint32_t t0 = 0; t0 < b->visible_max; t0 += CHUNK_TOKENS) {
         values_t values = {
-            .v = b->converted, .t0 = t0, .count = min_u32(b->visible_max - t0, CHUNK_TOKENS)};
-        for (uint32_t i = 0; i < values.count * dim; i += 16)
-            v16_store(b->converted + i, v16_load_f16(v + (size_t)t0 * dim + i));
-        values_chunk(b, &values, 0);
+            .v = b->values, .t0 = t0, .count = min_u32(b->visible_max - t0, CHUNK_TOKENS)};
+        for (uint32_t i = 0; pairs.first == 0 && i < values.count * dim; i += 16)
+            v16_store(b->values + i, v16_load_f16(v + (size_t)t0 * dim + i));
+        values_chunk(b, &values, pairs, 0);
     }
 }
 
@@ -156,9 +196,9 @@ static void values_many(const block_t *b, const krn_f16 *v)
 
 // The factors by which each pair's total and page enter the merge, and the merged max and sum.
 // Where one side is empty the factors mean nothing and are not used.
-static void merge_scales(const block_t *b)
+static void merge_scales(const block_t *b, pairs_t pairs)
 {
-    for (uint32_t pair = 0; pair < b->pairs; pair += 16) {
+    for (uint32_t pair = pairs.first; pair < pairs.end; pair += 16) {
         v16 total = v16_load(b->total_max + pair), page = v16_load(b->page_max + pair);
         v16 max = v16_max(total, page);
         v16_store(b->total_scale + pair, v16_exp(v16_sub(total, max)));
@@ -170,7 +210,7 @@ static void merge_scales(const block_t *b)
 static void merge_page(const block_t *b, krn_partials_t *io, uint32_t pair)
 {
     uint32_t dim = b->args->dim;
-    float *total = io->out + pair_at(b, pair) * dim;
+    float *total = io->out + (size_t)b->at[pair] * dim;
     const float *page = b->page_out + (size_t)pair * dim;
     float a_max = b->total_max[pair], b_max = b->page_max[pair];
 
@@ -189,6 +229,29 @@ static void merge_page(const block_t *b, krn_partials_t *io, uint32_t pair)
     b->total_max[pair] = a_max > b_max ? a_max : b_max;
 }
 
+static void attend_pairs(block_t *b, const krn_f16 *k, const krn_f16 *v, pairs_t pairs)
+{
+    int few = b->pairs < FEW_PAIRS;
+    values_t values = {.v = v, .count = b->visible_max};
+
+    b->ahead = v;
+    if (few)
+        logits_few(b, k);
+    else
+        logits_many(b, k, pairs);
+    for (uint32_t pair = pairs.first; few && pair < pairs.end; pair++)
+        if (b->visible[pair] > 0)
+            softmax_pair(b, pair);
+    for (uint32_t pair = pairs.first; !few && pair < pairs.end; pair += 16)
+        softmax_pairs(b, pair, pairs.end);
+    b->ahead = b->next;
+    if (few)
+        values_chunk(b, &values, pairs, 1);
+    else
+        values_many(b, v, pairs);
+    merge_scales(b, pairs);
+}
+
 static void attend_page(block_t *b, const krn_page_t *page, const krn_page_t *next,
                         krn_partials_t *io)
 {
@@ -197,31 +260,22 @@ static void attend_page(block_t *b, const krn_page_t *page, const krn_page_t *ne
 
     b->visible_max = 0;
     for (uint32_t pair = 0; pair < b->pairs; pair++) {
-        int32_t position = args->positions[b->row0 + pair / b->group];
-        b->visible[pair] = krn_page_visible(page, args->capacity, position);
+        b->visible[pair] = krn_page_visible(page, args->capacity, b->position[pair]);
         b->visible_max = b->visible[pair] > b->visible_max ? b->visible[pair] : b->visible_max;
     }
     if (b->visible_max == 0)
         return;
-    b->ahead = page->v + base;
-    if (b->pairs < FEW_PAIRS)
-        logits_few(b, page->k + base);
-    else
-        logits_many(b, page->k + base);
-    for (uint32_t pair = 0; pair < b->pairs; pair++)
-        if (b->visible[pair] > 0)
-            softmax_pair(b, pair);
-    b->ahead = next->k + base;
-    if (b->pairs < FEW_PAIRS) {
-        values_t values = {.v = page->v + base, .count = b->visible_max};
-        values_chunk(b, &values, 1);
-    } else {
-        values_many(b, page->v + base);
+    b->next = next->k + base;
+    pairs_t pairs = {0, 0};
+    for (; pairs.first < b->pairs; pairs.first = pairs.end) {
+        // Where a page is more than one chunk, its conversion serves all pairs at once.
+        uint32_t some = b->visible_max <= CHUNK_TOKENS ? SOME_PAIRS : b->pairs;
+        pairs.end = min_u32(b->pairs, pairs.first + some);
+        attend_pairs(b, page->k + base, page->v + base, pairs);
+        for (uint32_t pair = pairs.first; pair < pairs.end; pair++)
+            if (b->visible[pair] > 0)
+                merge_page(b, io, pair);
     }
-    merge_scales(b);
-    for (uint32_t pair = 0; pair < b->pairs; pair++)
-        if (b->visible[pair] > 0)
-            merge_page(b, io, pair);
 }
 
 static void block_carve(block_t *b)
@@ -231,8 +285,9 @@ static void block_carve(block_t *b)
 
     _Static_assert(SCRATCH_FLOATS * sizeof(float) <= KRN_SCRATCH_BYTES, "a block fits the scratch");
     b->logits_stride = round_up16(b->args->capacity);
-    b->converted = at;
-    b->q = b->converted + (size_t)CHUNK_TOKENS * dim;
+    b->keys = at;
+    b->values = b->keys + (size_t)CHUNK_TOKENS * dim;
+    b->q = b->values + (size_t)CHUNK_TOKENS * dim;
     b->logits = b->q + (size_t)BLOCK_PAIRS * dim;
     b->page_out = b->logits + (size_t)BLOCK_PAIRS * b->logits_stride;
     b->page_max = b->page_out + (size_t)BLOCK_PAIRS * dim;
@@ -242,6 +297,8 @@ static void block_carve(block_t *b)
     b->total_scale = b->total_sum + BLOCK_PAIRS;
     b->page_scale = b->total_scale + BLOCK_PAIRS;
     b->visible = (uint32_t *)(b->page_scale + BLOCK_PAIRS);
+    b->at = b->visible + BLOCK_PAIRS;
+    b->position = (int32_t *)(b->at + BLOCK_PAIRS);
     memset(b->page_max, 0, 4 * BLOCK_PAIRS * sizeof(float)); // read beyond the last pair
 }
 
@@ -250,7 +307,10 @@ static void attend_block(block_t *b, const krn_attention_part_t *part, krn_parti
     const krn_attention_args_t *args = b->args;
 
     for (uint32_t pair = 0; pair < b->pairs; pair++) {
-        size_t at = pair_at(b, pair);
+        uint32_t row = b->row0 + pair / b->group;
+        size_t at = (size_t)row * args->q_heads + b->kv_head * b->group + pair % b->group;
+        b->at[pair] = (uint32_t)at;
+        b->position[pair] = args->positions[row];
         memcpy(b->q + (size_t)pair * args->dim, args->q + at * args->dim,
                args->dim * sizeof(float));
         b->total_max[pair] = io->max[at];
@@ -259,7 +319,7 @@ static void attend_block(block_t *b, const krn_attention_part_t *part, krn_parti
     for (uint32_t p = part->page0; p < part->page0 + part->pages; p++)
         attend_page(b, &args->pages[p], &args->pages[min_u32(p + 1, args->page_count - 1)], io);
     for (uint32_t pair = 0; pair < b->pairs; pair++) {
-        size_t at = pair_at(b, pair);
+        size_t at = b->at[pair];
         io->max[at] = b->total_max[pair];
         io->sum[at] = b->total_sum[pair];
     }

@@ -179,6 +179,13 @@ static inline v16 v16_tree16(const float rows[16][16])
 {
     return v16_of(v16_tree8(rows), v16_tree8(rows + 8));
 }
+static inline v16 v16_max16(const float rows[16][16])
+{
+    float max[16];
+    for (int i = 0; i < 16; i++)
+        max[i] = v16_max_all(v16_load(rows[i]));
+    return v16_load(max);
+}
 static inline void v16_transpose8(__m256 r[8])
 {
     __m256 t[8];

@@ -143,28 +143,40 @@ static inline float v16_max_all(v16 a)
     y = _mm_max_ps(y, _mm_movehl_ps(y, y));
     return _mm_cvtss_f32(_mm_max_ss(y, _mm_movehdup_ps(y)));
 }
+static inline v16 v16_join(v16 a, v16 b, const int max)
+{
+    return max ? _mm512_max_ps(a, b) : _mm512_add_ps(a, b);
+}
 // Each step halves the values of a row and doubles the rows of a register.
-static inline v16 v16_tree16(const float rows[16][16])
+static inline __attribute__((always_inline)) v16 v16_join16(const float rows[16][16], const int max)
 {
     __m512 a[8], b[4], c[2];
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         __m512 x = _mm512_loadu_ps(rows[2 * i]), y = _mm512_loadu_ps(rows[2 * i + 1]);
-        a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+        a[i] = v16_join(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee), max);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) // 128-bit quarters: rows 4i .. 4i + 3
-        b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
-                             _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+        b[i] = v16_join(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                        _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd), max);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++)
-        c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44),
-                             _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+        c[i] = v16_join(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44),
+                        _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee), max);
     // Quarter q of c[i] holds rows 8i + q and 8i + 4 + q, two values each.
     __m512 d =
-        _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd));
+        v16_join(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd), max);
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_ps(order, d);
+}
+static inline v16 v16_tree16(const float rows[16][16])
+{
+    return v16_join16(rows, 0);
+}
+static inline v16 v16_max16(const float rows[16][16])
+{
+    return v16_join16(rows, 1);
 }
 static inline void v16_transpose(v16 r[16])
 {

@@ -152,6 +152,11 @@ static inline v16 v16_tree16(const float rows[16][16])
 {
     V16_EACH(v16_tree(v16_load(rows[i])));
 }
+// Lane i: the greatest of rows[i].
+static inline v16 v16_max16(const float rows[16][16])
+{
+    V16_EACH(v16_max_all(v16_load(rows[i])));
+}
 static inline void v16_transpose(v16 rows[16])
 {
     v16 copy[16];
