@@ -86,9 +86,9 @@ def full_bytes(cell):
 
 
 def budget(cell):
-    """Device memory of all arms of a cell: less than half a full cache a session, what admitting one of them needs at a time, and
+    """Device memory of all arms of a cell: four tenths of a full cache a session, what admitting one of them needs at a time, and
     the computation's workspace."""
-    return int(full_bytes(cell) * (0.45 * cell.sessions + 1.4)) + WORKSPACE_BYTES
+    return int(full_bytes(cell) * (0.38 * cell.sessions + 1.25)) + WORKSPACE_BYTES
 
 
 class Run:
