@@ -2,7 +2,7 @@
 // Tokens per second of one worker at 1, 4 and 8 sessions: what steps that sessions share are worth.
 //
 // bench_batch --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--rows N] [--horizon N]
-//   [--lookup N] [--text FILE]
+//   [--lookup N] [--text FILE] [--arm NAME]
 // (N proposed tokens of prompt lookup; prompts from a text) runs three arms at each number of sessions, without stores: plain decoding on the full cache,
 // kivi4 without verification, and kivi4 verified. It prints one line of JSON for each: tokens that
 // left between the moment at which all sessions had their first and the one at which the first of
@@ -24,7 +24,7 @@
 typedef struct bench {
     const char *path;
     uint32_t threads, prompt, decode, rows, horizon, lookup;
-    const char *text;
+    const char *text, *arm;
     gpw_model_t *model;
     int32_t *tokens; // of the text; NULL: made-up ones
     size_t token_count;
@@ -187,18 +187,15 @@ static int run_arm(const bench_t *bench, const arm_t *arm, uint32_t sessions)
 
 static int parse(bench_t *bench, int argc, char **argv)
 {
-    static const struct option names[] = {{"model", required_argument, NULL, 'm'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"prompt", required_argument, NULL, 'p'},
-                                          {"decode", required_argument, NULL, 'd'},
-                                          {"rows", required_argument, NULL, 'r'},
-                                          {"horizon", required_argument, NULL, 'h'},
-                                          {"lookup", required_argument, NULL, 'l'},
-                                          {"text", required_argument, NULL, 'x'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option names[] = {
+        {"model", required_argument, NULL, 'm'},  {"threads", required_argument, NULL, 't'},
+        {"prompt", required_argument, NULL, 'p'}, {"decode", required_argument, NULL, 'd'},
+        {"rows", required_argument, NULL, 'r'},   {"horizon", required_argument, NULL, 'h'},
+        {"lookup", required_argument, NULL, 'l'}, {"text", required_argument, NULL, 'x'},
+        {"arm", required_argument, NULL, 'a'},    {NULL, 0, NULL, 0}};
     int name;
     while ((name = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        bool counts = name != 'm' && name != 'x' && name != '?';
+        bool counts = name != 'm' && name != 'x' && name != 'a' && name != '?';
         uint32_t number = counts ? (uint32_t)strtoul(optarg, NULL, 10) : 1;
         uint32_t *target = name == 't'   ? &bench->threads
                            : name == 'p' ? &bench->prompt
@@ -208,6 +205,8 @@ static int parse(bench_t *bench, int argc, char **argv)
                                          : &bench->horizon;
         if (name == 'm') {
             bench->path = optarg;
+        } else if (name == 'a') {
+            bench->arm = optarg;
         } else if (name == 'x') {
             bench->text = optarg;
         } else if (name == '?' || (number == 0 && name != 'l')) {
@@ -255,8 +254,10 @@ int main(int argc, char **argv)
                      .rows = GPW_FORWARD_STEP_ROWS,
                      .horizon = 16};
     if (!parse(&bench, argc, argv)) {
-        fprintf(stderr, "usage: bench_batch --model FILE [--threads N] [--prompt TOKENS] "
-                        "[--decode TOKENS] [--rows N] [--horizon N] [--lookup N] [--text FILE]\n");
+        fprintf(
+            stderr,
+            "usage: bench_batch --model FILE [--threads N] [--prompt TOKENS] "
+            "[--decode TOKENS] [--rows N] [--horizon N] [--lookup N] [--text FILE] [--arm NAME]\n");
         return 2;
     }
     char error[256] = "";
@@ -268,7 +269,8 @@ int main(int argc, char **argv)
     int good = read_text(&bench);
     for (size_t a = 0; good && a < sizeof(arms) / sizeof(arms[0]); a++) {
         for (size_t s = 0; good && s < sizeof(session_counts) / sizeof(session_counts[0]); s++) {
-            good = run_arm(&bench, &arms[a], session_counts[s]);
+            bool chosen = !bench.arm || strcmp(bench.arm, arms[a].name) == 0;
+            good = !chosen || run_arm(&bench, &arms[a], session_counts[s]);
         }
     }
     as_mem_free(bench.tokens);
