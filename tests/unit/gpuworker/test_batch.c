@@ -256,7 +256,7 @@ static void a_request_that_is_cancelled_in_a_step_leaves_the_others_alone(void *
     enum { COUNT = 4 };
     uint32_t computing = 0;
     bool completed = false;
-    for (uint32_t after = 0; !completed; after += slow() ? 61 : 7) {
+    for (uint32_t after = 0; !completed; after += slow() ? 23 : 7) {
         static answer_t answers[COUNT];
         rig_t rig = rig_open(options_for(COUNT, 32, 2));
         for (uint32_t i = 0; i < COUNT; i++) {
