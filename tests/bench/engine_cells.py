@@ -41,9 +41,10 @@ class Arm:
 
 
 def arm(name, compressor, *options, verified=True, in_turn=False, **assay):
-    """Without prompt lookup and push-down, unless said otherwise."""
+    """Without prompt lookup and push-down, and holding no full cache that a store has, unless said otherwise."""
+    usual = {"--push-down": "off", "--prompt-lookup": "0", "--full-cache": "drop"}
     given = {option.split("=")[0] for option in options}
-    options += tuple(f"{name}={value}" for name, value in (("--push-down", "off"), ("--prompt-lookup", "0")) if name not in given)
+    options += tuple(f"{name}={value}" for name, value in usual.items() if name not in given)
     if not verified:
         assay["verify"] = "off"
     return Arm(name, {"compressor": compressor, **assay}, options, verified, in_turn)
