@@ -95,6 +95,13 @@ static const as_option_t table[] = {
      .help = "limit of caches and workspace of each worker; 0: the worker's own default",
      .min = 0,
      .max = 1e15},
+    {.name = "full-cache",
+     .type = AS_OPTION_STRING,
+     .value = &config.full_cache,
+     .metavar = "auto|drop|swap",
+     .help =
+         "auto: workers keep full caches while they have room; drop: they swap what stores have; "
+         "swap: for every token"},
     {.name = "sessions",
      .type = AS_OPTION_INT,
      .value = &config.sessions,

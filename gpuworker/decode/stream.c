@@ -359,6 +359,7 @@ void gpw_stream_join(gpw_stream_t *stream, gpw_request_t *request)
     AS_ASSERT(!swap->stream && stream->released == 0);
     swap->stream = stream;
     swap->released = 0;
+    swap->first_block = swap->end_block = 0; // none of it is its own before it says so
     swap->waits = false;
     swap->waited_since_us = 0;
     swap->next_reader = stream->readers;

@@ -414,7 +414,7 @@ def test_a_cluster_has_a_disk_copies_and_a_key_where_they_are_asked_for(tmp_path
                               timeout=30)
         assert done.returncode == 2 and message in done.stderr, done.stderr
     up = Up(tmp_path / "up", "--stores=2", "--replicas=2", f"--disk={disk}", "--disk-size=64MiB", f"--cluster-key={key}",
-            f"--token={token}", "--sessions=1", "--queue=2", "--device-memory=1GiB")
+            f"--token={token}", "--sessions=1", "--queue=2", "--device-memory=1GiB", "--full-cache=drop")
     try:
         assert up.assay("run", "--max-tokens=4", "--horizon=4", "word " * 200).returncode == 0
 
