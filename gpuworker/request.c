@@ -179,6 +179,13 @@ void gpw_request_release(gpw_request_t *request)
     gpw_engine_freed(request->engine);
 }
 
+bool gpw_request_keeps_blocks(const gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    return request->keep_full ||
+           (request->verify && engine->options.keep_while_room && !gpw_engine_is_short(engine));
+}
+
 bool gpw_request_moving(gpw_request_t *request)
 {
     if (request->route && gpw_transfer_news(request->route)->done) {

@@ -171,6 +171,9 @@ gpw_turn_t gpw_request_finish(gpw_request_t *request, gpw_finish_t finish, as_st
 gpw_turn_t gpw_request_fail(gpw_request_t *request, as_status_t status, const char *text);
 // Lets go of all memory and starts again from ADMIT with what was said so far.
 gpw_turn_t gpw_request_restart(gpw_request_t *request);
+// Whether it holds what stores have as well: the full cache here needs no swap. Where it may do without,
+// it lets go for those that wait for the memory.
+bool gpw_request_keeps_blocks(const gpw_request_t *request);
 bool gpw_request_moving(gpw_request_t *request); // a transfer is in flight
 // Makes and unmakes the session's cache within its reservation.
 as_status_t gpw_request_open_cache(gpw_request_t *request) AS_MUST_USE;

@@ -171,6 +171,24 @@ typedef struct cli_ask {
     FILE *echo;                          // where the text goes as it comes; NULL: nowhere
 } cli_ask_t;
 
+// Rows of a command's table of options; ask_ is a cli_ask_t.
+#define CLI_DRAFT_OPTIONS(ask_)                                                                    \
+    {.name = "horizon",                                                                            \
+     .type = AS_OPTION_INT,                                                                        \
+     .value = &(ask_).horizon,                                                                     \
+     .fallback = "-1",                                                                             \
+     .metavar = "TOKENS",                                                                          \
+     .help = "most drafted tokens before a verification; -1: the worker's default",                \
+     .min = -1,                                                                                    \
+     .max = 64},                                                                                   \
+    {                                                                                              \
+        .name = "prompt-lookup", .type = AS_OPTION_INT, .value = &(ask_).prompt_lookup,            \
+        .fallback = "-1", .metavar = "TOKENS",                                                     \
+        .help =                                                                                    \
+            "most tokens of a step that prompt lookup proposes, 0: off; -1: the worker's default", \
+        .min = -1, .max = 15                                                                       \
+    }
+
 typedef struct cli_answer {
     cli_text_t text, bits; // bits: a line "token hash" for each token
     uint32_t bit_count;

@@ -125,16 +125,7 @@ static void seal_layer(gpw_request_t *request, uint32_t layer)
     }
 }
 
-// A session holds its prefix where it keeps everything, or where nobody waits for the memory, which
-// is reserved so far.
-static bool keeps_prefix(const gpw_request_t *request)
-{
-    const gpw_engine_t *engine = request->engine;
-    return request->keep_full ||
-           (request->verify && engine->options.keep_while_room && !gpw_engine_is_short(engine));
-}
-
-// It is still known where it is stored.
+// A session that keeps its blocks holds its prefix too; it is still known where it is stored.
 static as_status_t hold_prefix(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
@@ -244,7 +235,8 @@ static gpw_turn_t begin(gpw_request_t *request)
     gpw_forward_slot_t *slot = few ? request->forward : request->long_forward;
     request->usage.cached_tokens = request->restarts ? request->usage.cached_tokens : position;
     as_status_t status = gpw_blocks_cover(blocks, request->token_count);
-    if (status == AS_OK && !gpw_swap_is_pushed(&request->swap) && keeps_prefix(request)) {
+    if (status == AS_OK && !gpw_swap_is_pushed(&request->swap) &&
+        gpw_request_keeps_blocks(request)) {
         status = hold_prefix(request);
     }
     if (status == AS_OK && request->sealed.segment) {

@@ -327,25 +327,27 @@ gpw_turn_t gpw_push_failed(gpw_request_t *request)
     return gpw_request_go(request, GPW_STEP_SWAP);
 }
 
-void gpw_push_done(gpw_request_t *request)
+static void learn_wait(const gpw_request_t *request)
 {
     gpw_engine_t *engine = request->engine;
+    gpw_push_saw_wait(&engine->push, request->swap.push_wait_us,
+                      units_of(request, request->blocks.stored, request->pass.rows),
+                      as_loop_now_us(engine->loop));
+}
+
+void gpw_push_done(gpw_request_t *request)
+{
     request->push_failed = false;
     if (!gpw_swap_is_pushed(&request->swap)) {
         return;
     }
     request->usage.pushed_verifications++;
     gpw_metric_add(GPW_METRIC_PUSHED_TOTAL, 1);
-    gpw_push_saw_wait(&engine->push, request->swap.push_wait_us,
-                      units_of(request, request->blocks.stored, request->pass.rows),
-                      as_loop_now_us(engine->loop));
+    learn_wait(request);
 }
 
 void gpw_push_prefix_done(gpw_request_t *request)
 {
-    gpw_engine_t *engine = request->engine;
     gpw_metric_add(GPW_METRIC_PUSHED_PREFIXES_TOTAL, 1);
-    gpw_push_saw_wait(&engine->push, request->swap.push_wait_us,
-                      units_of(request, request->blocks.stored, request->pass.rows),
-                      as_loop_now_us(engine->loop));
+    learn_wait(request);
 }

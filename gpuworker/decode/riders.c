@@ -87,6 +87,14 @@ static bool has_reader_of(const gpw_stream_t *stream, const gpw_request_t *reque
     return false;
 }
 
+static void ride(gpw_request_t *request, gpw_stream_t *stream, uint32_t first, uint32_t count)
+{
+    gpw_stream_join(stream, request);
+    request->swap.first_block = first;
+    request->swap.end_block = first + count;
+    gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
+}
+
 bool gpw_riders_board(gpw_request_t *request, uint32_t first, uint32_t count)
 {
     for (gpw_stream_t *s = request->engine->streams.first; is_shared(request) && s; s = s->next) {
@@ -94,10 +102,7 @@ bool gpw_riders_board(gpw_request_t *request, uint32_t first, uint32_t count)
             !has_reader_of(s, request, first, first + count)) {
             continue;
         }
-        gpw_stream_join(s, request);
-        request->swap.first_block = first;
-        request->swap.end_block = first + count;
-        gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
+        ride(request, s, first, count);
         return true;
     }
     return false;
@@ -128,10 +133,7 @@ void gpw_riders_join(gpw_request_t *request, const gpw_stream_range_t *range)
             !is_common(range->chain, r, first + count) || !is_due(r, range->count)) {
             continue;
         }
-        gpw_stream_join(stream, r);
-        r->swap.first_block = first;
-        r->swap.end_block = first + count;
-        gpw_metric_add(GPW_METRIC_SHARED_SWAPS_TOTAL, 1);
+        ride(r, stream, first, count);
         uint32_t most = r->draft_count + STEPS_MORE;
         r->round.target = r->round.target < most ? r->round.target : most;
         gpw_request_wake(r);

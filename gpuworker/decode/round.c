@@ -45,11 +45,9 @@ void gpw_round_begin(gpw_request_t *request)
     uint32_t target = gpw_horizon_get(&request->horizon, &load);
     round->begin_us = as_loop_now_us(request->engine->loop);
     round->draft_us = 0;
-    target = gpw_riders_target(request, target < left ? target : left);
-    round->target = target;
-    round->limit = request->horizon.adaptive && request->horizon.max < left ? request->horizon.max
-                   : request->horizon.adaptive                              ? left
-                                                                            : round->target;
+    uint32_t most = request->horizon.max < left ? request->horizon.max : left;
+    round->target = gpw_riders_target(request, target < left ? target : left);
+    round->limit = request->horizon.adaptive ? most : round->target;
     round->expected_us = gpw_horizon_round_us(&request->horizon, &load, round->target);
     round->expected_tokens = gpw_horizon_yield(&request->horizon, round->target);
     uint32_t steps = round->target > EARLY_STEPS ? round->target - EARLY_STEPS : 0;
@@ -85,12 +83,12 @@ void gpw_round_drafted(gpw_request_t *request)
     if (request->draft_count == 0) {
         return;
     }
-    double us = (double)(as_loop_now_us(request->engine->loop) - round->begin_us);
-    double step_us = us / request->draft_count;
+    uint64_t now_us = as_loop_now_us(request->engine->loop);
+    double step_us = (double)(now_us - round->begin_us) / request->draft_count;
     const gpw_trace_span_t span = {.lane = GPW_TRACE_DRAFT,
                                    .session = request->id,
                                    .begin_us = round->begin_us,
-                                   .end_us = as_loop_now_us(request->engine->loop),
+                                   .end_us = now_us,
                                    .noun = "tokens",
                                    .amount = request->draft_count};
     gpw_trace_add(request->engine->trace, &span);

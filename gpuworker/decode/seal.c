@@ -48,15 +48,6 @@ static void share_blocks(gpw_request_t *request)
     gpw_engine_freed(engine); // reservations of copies
 }
 
-// A session whose full cache is here needs no swap. It lets go of what stores have for those that wait
-// for the memory.
-static bool keeps_blocks(const gpw_request_t *request)
-{
-    const gpw_engine_t *engine = request->engine;
-    return request->keep_full ||
-           (request->verify && engine->options.keep_while_room && !gpw_engine_is_short(engine));
-}
-
 gpw_turn_t gpw_seal_turn(gpw_request_t *request)
 {
     gpw_blocks_t *blocks = &request->blocks;
@@ -74,7 +65,7 @@ gpw_turn_t gpw_seal_turn(gpw_request_t *request)
     }
     share_blocks(request);
     mark_lossy(request);
-    if (!keeps_blocks(request)) {
+    if (!gpw_request_keeps_blocks(request)) {
         uint32_t limit = sealed->segment ? sealed->blocks : gpw_blocks_full(blocks);
         limit = gpw_riders_drop_limit(request, limit);
         uint32_t dropped = gpw_blocks_drop(blocks, limit);

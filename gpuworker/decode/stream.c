@@ -293,13 +293,6 @@ static void on_news(void *ctx, gpw_transfer_t *transfer)
     }
 }
 
-// How long the link will take; 0: not known.
-static uint64_t expected_us(const gpw_engine_t *engine, uint32_t block_count)
-{
-    return (uint64_t)(engine->push.load_us_per_byte * block_count *
-                      (double)as_block_bytes(&engine->shape));
-}
-
 as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *range,
                              const gpw_transfer_params_t *own)
 {
@@ -315,7 +308,7 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
             gpw_stored_key(range->sealed, &block->key, &engine->block_keys[b]);
         }
     }
-    uint64_t late_us = OVERDUE_FACTOR * expected_us(engine, range->count);
+    uint64_t late_us = OVERDUE_FACTOR * (uint64_t)gpw_swap_link_us(engine, range->count);
     uint64_t slow_us = range->count * as_block_bytes(&engine->shape) / LEAST_BYTES_PER_US;
     uint64_t deadline_us = now_us + engine->options.fetch_deadline_us;
     deadline_us += late_us > slow_us ? late_us : slow_us;

@@ -6,10 +6,7 @@
 //
 // A sample of the moments runs always, another for each seed (ASSAY_TEST_SEED); all of them with
 // ASSAY_TEST_FULL=1.
-#include "../unit/gpuworker/worker_fixture.h"
-#include "common/log.h"
-#include "gpuworker/worker_internal.h"
-#include "world.h"
+#include "answers.h"
 
 enum { BLOCK_TOKENS = 16, PROMPT = 260, MAX_TOKENS = 24, TICKS_MAX = 20000, TICK_US = 100 };
 
@@ -42,12 +39,8 @@ static int begin_all(void **state)
     as_log_set_level(AS_LOG_ERROR);
     model = tiny_load(3);
     prompt_make(prompt, PROMPT, 0, 31);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
     gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
-    answer_submit(rig.worker, &params, &expected);
-    rig_run(&rig);
-    assert_int_equal(expected.status, AS_OK);
-    rig_close(&rig);
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &expected);
     return 0;
 }
 
@@ -80,40 +73,16 @@ static gpw_request_params_t params_of(const char *compressor, const char *salt)
     return params;
 }
 
-static gpw_worker_t *worker_of(const world_t *world)
-{
-    return world->workers[0].worker;
-}
-
 static void expect_nothing_held(world_t *world)
 {
-    const gpw_engine_t *engine = worker_of(world)->engine;
     world_run(world, 2500000); // leases and puts run out
-    assert_true(gpw_worker_idle(worker_of(world)));
-    assert_null(engine->first);
-    assert_int_equal(engine->sessions, 0);
-    assert_int_equal(engine->device.used_bytes, 0);
-    assert_int_equal(engine->device.reserved_bytes, 0);
-    for (uint32_t s = 0; s < world->options.stores; s++) {
-        kvs_stat_t stat;
-        kvs_store_stat(world->stores[s].store, &stat);
-        assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
-    }
+    check_nothing_is_held(world);
 }
 
 static void expect_whole(const answer_t *answer, const char *name)
 {
     assert_int_equal(answer->status, AS_OK);
     answer_compare(answer, &expected, name);
-}
-
-static void run_to_end(world_t *world, const answer_t *answer)
-{
-    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
-    while (!answer->finished && as_loop_now_us(world->loop) < until_us) {
-        as_loop_run_once(world->loop, true);
-    }
-    assert_true(answer->finished);
 }
 
 static void drop_all(world_t *world)

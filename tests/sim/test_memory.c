@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sessions reserve of a worker's memory beside stores.
-#include "../unit/gpuworker/worker_fixture.h"
-#include "common/log.h"
-#include "gpuworker/engine.h"
-#include "gpuworker/worker_internal.h"
-#include "world.h"
+#include "answers.h"
 
 enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 24 };
 
@@ -17,6 +13,17 @@ static void run_until_told(world_t *world, const answer_t *answer)
         as_loop_run_once(world->loop, true);
     }
     assert_true(answer->count > 0);
+}
+
+static world_options_t usual(const gpw_model_t *model)
+{
+    return (world_options_t){.model = model,
+                             .seed = 5,
+                             .stores = 1,
+                             .workers = 1,
+                             .block_tokens = BLOCK_TOKENS,
+                             .cache_bytes_max = 16u << 20,
+                             .ram_bytes = 8u << 20};
 }
 
 static void run_until_idle(world_t *world)
@@ -46,13 +53,7 @@ static void a_prefix_that_came_from_stores_takes_no_memory_for_its_full_cache(vo
     int32_t prompt[PROMPT];
     prompt_make(prompt, PROMPT, 0, 5);
     world_t world;
-    world_options_t options = {.model = model,
-                               .seed = 5,
-                               .stores = 1,
-                               .workers = 1,
-                               .block_tokens = BLOCK_TOKENS,
-                               .cache_bytes_max = 16u << 20,
-                               .ram_bytes = 8u << 20};
+    world_options_t options = usual(model);
     world_open(&world, &options);
     world_run(&world, 2000000);
     uint64_t computed = reserved_after_prefill(&world, 0, prompt);
@@ -78,23 +79,15 @@ static void the_full_cache_stays_until_somebody_waits_for_the_memory(void **stat
     static answer_t expected;
     prompt_make(prompt, PROMPT, 0, 5);
     gpw_request_params_t params = request_params(prompt, PROMPT, 4 * MAX_TOKENS);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
-    answer_submit(rig.worker, &params, &expected);
-    rig_run(&rig);
-    rig_close(&rig);
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &expected);
     params.compressor = "kivi4";
     params.horizon = 4;
     params.horizon_set = true;
     for (int narrow = 0; narrow < 2; narrow++) {
         world_t world;
-        world_options_t options = {.model = model,
-                                   .seed = 5,
-                                   .stores = 1,
-                                   .workers = 1,
-                                   .block_tokens = BLOCK_TOKENS,
-                                   .cache_bytes_max = narrow ? 520u << 10 : 16u << 20,
-                                   .keep_while_room = true,
-                                   .ram_bytes = 8u << 20};
+        world_options_t options = usual(model);
+        options.keep_while_room = true;
+        options.cache_bytes_max = narrow ? 520u << 10 : options.cache_bytes_max;
         world_open(&world, &options);
         world_run(&world, 2000000);
         for (uint32_t round = 0; round < 2; round++) { // in the second the prefix is stored

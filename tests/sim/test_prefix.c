@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stored prefix that is not fetched before the first token: the rest of the prompt by push-down, the sealed
 // form from stores. The same bits as of full-cache decoding, also where any of it is missing or breaks off.
-#include "../unit/gpuworker/worker_fixture.h"
+#include "answers.h"
 #include "common/fault.h"
-#include "common/log.h"
 #include "gpuworker/resident/stored.h"
-#include "gpuworker/worker_internal.h"
-#include "world.h"
 
 enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 40, BLOCKS = (PROMPT - 1) / BLOCK_TOKENS };
 
@@ -30,13 +27,9 @@ static int begin_all(void **state)
     as_log_set_level(AS_LOG_ERROR);
     model = tiny_load(3);
     prompt_make(prompt, PROMPT, 0, 5);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
     gpw_request_params_t params = params_of("none");
     params.horizon = 0;
-    answer_submit(rig.worker, &params, &expected);
-    rig_run(&rig);
-    assert_int_equal(expected.status, AS_OK);
-    rig_close(&rig);
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &expected);
     return 0;
 }
 
@@ -45,15 +38,6 @@ static int end_all(void **state)
     (void)state;
     gpw_model_free(model);
     return 0;
-}
-
-static void run_to_end(world_t *world, answer_t *answer)
-{
-    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
-    while (!answer->finished && as_loop_now_us(world->loop) < until_us) {
-        as_loop_run_once(world->loop, true);
-    }
-    assert_true(answer->finished);
 }
 
 static void ask(world_t *world, uint32_t worker, const char *compressor, answer_t *answer)
@@ -89,10 +73,7 @@ static void open_world(world_t *world, const world_options_t *more, bool sealed)
 static void close_world(world_t *world)
 {
     world_run(world, 8000000);
-    for (uint32_t w = 0; w < 2; w++) {
-        assert_true(gpw_worker_idle(world->workers[w].worker));
-        assert_int_equal(world->workers[w].worker->engine->device.reserved_bytes, 0);
-    }
+    check_nothing_is_held(world);
     world_close(world);
 }
 

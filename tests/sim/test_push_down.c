@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Verifications whose attention stores compute: the same tokens and logits' bits as of full-cache decoding,
 // with far fewer bytes over links, also where stores die, refuse or have nothing in the middle of one.
-#include "../unit/gpuworker/worker_fixture.h"
+#include "answers.h"
 #include "common/fault.h"
-#include "common/log.h"
-#include "gpuworker/worker_internal.h"
-#include "world.h"
 
 enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 40 };
 
@@ -44,14 +41,10 @@ static int begin_all(void **state)
     as_log_set_level(AS_LOG_ERROR);
     model = tiny_load(3);
     prompt_make(prompt, PROMPT, 0, 5);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
     for (int sampled = 0; sampled < 2; sampled++) {
         gpw_request_params_t params = params_of(sampled);
-        answer_submit(rig.worker, &params, &expected[sampled]);
-        rig_run(&rig);
-        assert_int_equal(expected[sampled].status, AS_OK);
+        answer_alone(rig_options(model, BLOCK_TOKENS), &params, &expected[sampled]);
     }
-    rig_close(&rig);
     return 0;
 }
 
@@ -73,29 +66,6 @@ static world_options_t usual(uint32_t stores, uint32_t replicas)
                              .cache_bytes_max = 16u << 20,
                              .push_down = GPW_PUSH_DOWN_ON,
                              .ram_bytes = 8u << 20};
-}
-
-static void check_nothing_is_held(const world_t *world)
-{
-    const gpw_engine_t *engine = world->workers[0].worker->engine;
-    assert_true(gpw_worker_idle(world->workers[0].worker));
-    assert_int_equal(engine->device.reserved_bytes, 0);
-    for (uint32_t s = 0; s < world->options.stores; s++) {
-        if (world->stores[s].store) {
-            kvs_stat_t stat;
-            kvs_store_stat(world->stores[s].store, &stat);
-            assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
-        }
-    }
-}
-
-static void run_to_end(world_t *world, answer_t *answer)
-{
-    uint64_t until_us = as_loop_now_us(world->loop) + 30000000;
-    while (!answer->finished && as_loop_now_us(world->loop) < until_us) {
-        as_loop_run_once(world->loop, true);
-    }
-    assert_true(answer->finished);
 }
 
 // The answer of the world's worker, which must be right.

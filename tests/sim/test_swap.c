@@ -2,11 +2,7 @@
 // Swaps of the full cache: what they bring and when, with the bits of full-cache decoding all the same.
 #include <jansson.h>
 
-#include "../unit/gpuworker/worker_fixture.h"
-#include "common/log.h"
-#include "gpuworker/engine.h"
-#include "gpuworker/worker_internal.h"
-#include "world.h"
+#include "answers.h"
 
 enum { BLOCK_TOKENS = 16, PROMPT = 300, MAX_TOKENS = 40 };
 
@@ -20,12 +16,8 @@ static int begin_all(void **state)
     as_log_set_level(AS_LOG_ERROR);
     model = tiny_load(3);
     prompt_make(prompt, PROMPT, 0, 5);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
     gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
-    answer_submit(rig.worker, &params, &expected);
-    rig_run(&rig);
-    assert_int_equal(expected.status, AS_OK);
-    rig_close(&rig);
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &expected);
     return 0;
 }
 
@@ -47,29 +39,20 @@ static world_options_t usual(void)
                              .ram_bytes = 8u << 20};
 }
 
-static void run_to_end(world_t *world, const answer_t *answers, uint32_t count)
+static void run_all_to_end(world_t *world, const answer_t *answers, uint32_t count)
 {
-    uint64_t until_us = as_loop_now_us(world->loop) + 60000000;
     for (uint32_t i = 0; i < count; i++) {
-        while (!answers[i].finished && as_loop_now_us(world->loop) < until_us) {
-            as_loop_run_once(world->loop, true);
-        }
-        assert_true(answers[i].finished);
+        run_to_end(world, &answers[i]);
         assert_int_equal(answers[i].status, AS_OK);
         answer_compare(&answers[i], &expected, "swapped");
     }
 }
 
-static void check_nothing_is_held(world_t *world)
+static void end_world(world_t *world)
 {
-    world_run(world, 3000000);
-    const gpw_engine_t *engine = world->workers[0].worker->engine;
-    kvs_stat_t stat;
-    assert_true(gpw_worker_idle(world->workers[0].worker));
-    assert_int_equal(engine->device.reserved_bytes, 0);
-    assert_int_equal(gpw_metric_value(GPW_METRIC_RESERVED_BYTES), 0); // and that is told
-    kvs_store_stat(world->stores[0].store, &stat);
-    assert_int_equal(stat.leases + stat.pins + stat.reservations + stat.dying, 0);
+    world_run(world, 3000000); // leases and puts run out
+    check_nothing_is_held(world);
+    world_close(world);
 }
 
 static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **state)
@@ -83,18 +66,17 @@ static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **stat
     world_run(&world, 2000000);
     gpw_request_params_t params = request_params(prompt, PROMPT, MAX_TOKENS);
     answer_submit(world.workers[0].worker, &params, &first);
-    run_to_end(&world, &first, 1);
+    run_all_to_end(&world, &first, 1);
     world_run(&world, 500000);
     answer_submit(world.workers[0].worker, &params, &again);
-    run_to_end(&world, &again, 1);
+    run_all_to_end(&world, &again, 1);
     uint64_t prefix = (uint64_t)again.usage.cached_tokens / BLOCK_TOKENS *
                       as_block_bytes(&world.workers[0].worker->engine->shape);
     assert_true(prefix > 0);
     assert_true(again.usage.swapped_bytes >= (MAX_TOKENS - 1) * prefix);
     assert_int_equal(again.usage.drafted_tokens, 0);
     assert_true(again.usage.resident_bytes < prefix);
-    check_nothing_is_held(&world);
-    world_close(&world);
+    end_world(&world);
 }
 
 // ---- Several sessions --------------------------------------------------------------------------
@@ -152,7 +134,7 @@ static seen_t answer_all(world_t *world, const setting_t *setting)
     uint64_t shared = counted(GPW_METRIC_SHARED_SWAPS_TOTAL);
     seen_t seen = {0};
     submit_all(world, setting, answers);
-    run_to_end(world, answers, SESSIONS);
+    run_all_to_end(world, answers, SESSIONS);
     for (uint32_t i = 0; i < SESSIONS; i++) {
         uint64_t us = answers[i].finished_us - start_us;
         seen.us = us > seen.us ? us : seen.us;
@@ -187,8 +169,7 @@ static seen_t run_sessions(setting_t setting)
     world_t world;
     open_stored(&world, &setting);
     seen_t seen = answer_all(&world, &setting);
-    check_nothing_is_held(&world);
-    world_close(&world);
+    end_world(&world);
     return seen;
 }
 
@@ -300,11 +281,10 @@ static void one_that_is_cancelled_does_not_stop_those_that_came_along(void **sta
         assert_int_equal(answers[leaver].finish, GPW_FINISH_CANCELLED);
         for (uint32_t i = 0; i < SESSIONS; i++) {
             if (i != leaver) {
-                run_to_end(&world, &answers[i], 1);
+                run_all_to_end(&world, &answers[i], 1);
             }
         }
-        check_nothing_is_held(&world);
-        world_close(&world);
+        end_world(&world);
     }
 }
 
@@ -320,10 +300,7 @@ static void one_whose_chain_parts_takes_no_page_that_is_not_its_own(void **state
     memcpy(tokens, prompt, sizeof(tokens));
     prompt_make(tokens + COMMON, SHORT - COMMON, 0, 99);
     gpw_request_params_t params = request_params(tokens, SHORT, LONG_ANSWER);
-    rig_t rig = rig_open(rig_options(model, BLOCK_TOKENS));
-    answer_submit(rig.worker, &params, &plain);
-    rig_run(&rig);
-    rig_close(&rig);
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &plain);
 
     world_t world;
     open_stored(&world, &setting);
@@ -341,13 +318,12 @@ static void one_whose_chain_parts_takes_no_page_that_is_not_its_own(void **state
     while (!parted.finished) { // others come and go beside it
         params = drafted(&setting, 0);
         answer_submit(world.workers[0].worker, &params, &other);
-        run_to_end(&world, &other, 1);
+        run_all_to_end(&world, &other, 1);
     }
     assert_true(counted(GPW_METRIC_SHARED_SWAPS_TOTAL) > shared);
     assert_int_equal(parted.status, AS_OK);
     answer_compare(&parted, &plain, "parted");
-    check_nothing_is_held(&world);
-    world_close(&world);
+    end_world(&world);
 }
 
 int main(void)

@@ -167,4 +167,15 @@ static inline void rig_run(rig_t *rig)
     }
 }
 
+// The answer of a worker of its own, alone.
+static inline void answer_alone(gpw_worker_options_t options, const gpw_request_params_t *params,
+                                answer_t *answer)
+{
+    rig_t rig = rig_open(options);
+    answer_submit(rig.worker, params, answer);
+    rig_run(&rig);
+    assert_int_equal(answer->status, AS_OK);
+    rig_close(&rig);
+}
+
 #endif
