@@ -7,7 +7,8 @@
 //
 // Few rows: bound by reading the weights. A work item is some panels; it reads several side by
 // side, since one chain alone would wait 4 cycles for every step, and converts f16 in registers.
-// More than one tile of rows goes over the same panels while they are in the cache.
+// More rows than the highest tile takes are shared out evenly, since a low tile costs as much time
+// as one of twice its height; the tiles go over the same panels while they are in the cache.
 //
 // More rows: bound by arithmetic. Goto's scheme: a work item is a block of rows and some panels.
 // For K_BLOCK of k at a time, the block's x is transposed to [16 rows][k][16] (L2), TILE_PANELS
@@ -20,7 +21,7 @@
 
 #define PANEL_COLUMNS  KRN_PANEL
 #define ROW_GROUP      16u                  // rows transposed together
-#define STREAM_ROWS    (4u * KRN_TILE_ROWS) // above, converting once is cheaper than once a tile
+#define FEW_ROWS       (4u * KRN_TILE_ROWS) // above, converting once is cheaper than once a tile
 #define LOW_ROWS       3u                   // tiles that the memory binds
 #define BLOCK_ROWS     128u // rows of a work item: they share the price of converting a panel
 #define K_BLOCK        192u // 3 panels: 36 KB
@@ -51,7 +52,8 @@ typedef struct job {
     uint32_t panels;
     uint32_t unit_panels, items;        // few rows: an item is some units of panels
     uint32_t item_panels, item_columns; // many rows: items side by side in one block of rows
-    const float *packed;                // few rows: x in groups of [k][16]; x itself for one row
+    uint32_t tiles;                     // few rows: that share them out
+    const float *packed;                // few rows: x of each tile as [k][16]; x itself for one row
 } job_t;
 
 KRN_INLINE v16 load_weights(const void *b, size_t at, int f16)
@@ -59,9 +61,10 @@ KRN_INLINE v16 load_weights(const void *b, size_t at, int f16)
     return f16 ? v16_load_f16((const krn_f16 *)b + at) : v16_load((const float *)b + at);
 }
 
-KRN_INLINE void tile_load(v16 acc[8][8], const tile_args_t *t, const int R, const int P)
+KRN_INLINE void tile_load(v16 acc[KRN_STREAM_ROWS][8], const tile_args_t *t, const int R,
+                          const int P)
 {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) {
@@ -73,9 +76,10 @@ KRN_INLINE void tile_load(v16 acc[8][8], const tile_args_t *t, const int R, cons
         }
 }
 
-KRN_INLINE void tile_store(v16 acc[8][8], const tile_args_t *t, const int R, const int P)
+KRN_INLINE void tile_store(v16 acc[KRN_STREAM_ROWS][8], const tile_args_t *t, const int R,
+                           const int P)
 {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++) {
@@ -90,7 +94,7 @@ KRN_INLINE void tile_store(v16 acc[8][8], const tile_args_t *t, const int R, con
 // R, P and f16 are constants wherever these are inlined, so that acc lives in registers.
 KRN_INLINE void tile_packed(const tile_args_t *t, const int R, const int P)
 {
-    v16 acc[8][8];
+    v16 acc[KRN_STREAM_ROWS][8];
     const float *a = t->a, *b = t->b;
 
     tile_load(acc, t, R, P);
@@ -99,7 +103,7 @@ KRN_INLINE void tile_packed(const tile_args_t *t, const int R, const int P)
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++)
             w[p] = v16_load(b + p * t->panel_stride);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             v16 x = v16_set1(a[r]);
 #pragma GCC unroll 8
@@ -110,8 +114,8 @@ KRN_INLINE void tile_packed(const tile_args_t *t, const int R, const int P)
     tile_store(acc, t, R, P);
 }
 
-KRN_INLINE void stream_step(v16 acc[8][8], const tile_args_t *t, uint32_t k, const int R,
-                            const int P, const int f16)
+KRN_INLINE void stream_step(v16 acc[KRN_STREAM_ROWS][8], const tile_args_t *t, uint32_t k,
+                            const int R, const int P, const int f16)
 {
     const float *a = t->a + k * (R == 1 ? t->a_stride : ROW_GROUP);
     v16 w[8];
@@ -119,7 +123,7 @@ KRN_INLINE void stream_step(v16 acc[8][8], const tile_args_t *t, uint32_t k, con
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++)
         w[p] = load_weights(t->b, p * t->panel_stride + (size_t)k * PANEL_COLUMNS, f16);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
         v16 x = v16_set1(a[r]);
 #pragma GCC unroll 8
@@ -130,7 +134,7 @@ KRN_INLINE void stream_step(v16 acc[8][8], const tile_args_t *t, uint32_t k, con
 
 KRN_INLINE void tile_stream(const tile_args_t *t, const int R, const int P, const int f16)
 {
-    v16 acc[8][8];
+    v16 acc[KRN_STREAM_ROWS][8];
     uint32_t k = 0;
 
     tile_load(acc, t, R, P);
@@ -159,25 +163,26 @@ typedef void tile_fn(const tile_args_t *t);
     {                                                                                              \
         CALL;                                                                                      \
     }
-#define TILES(R)                                                                                   \
+#define PACKED_TILES(R)                                                                            \
     TILE(R, packed_one, tile_packed(t, R, 1))                                                      \
     TILE(R, packed_two, tile_packed(t, R, KRN_TILE_PANELS < 2 ? 1 : 2))                            \
-    TILE(R, packed_all, tile_packed(t, R, KRN_TILE_PANELS))                                        \
+    TILE(R, packed_all, tile_packed(t, R, KRN_TILE_PANELS))
+#define STREAM_TILES(R)                                                                            \
     TILE(R, f16_one, tile_stream(t, R, 1, 1))                                                      \
     TILE(R, f16_some, tile_stream(t, R, SOME(R), 1))                                               \
     TILE(R, f16_many, tile_stream(t, R, MANY(R), 1))                                               \
     TILE(R, f32_one, tile_stream(t, R, 1, 0))                                                      \
     TILE(R, f32_some, tile_stream(t, R, SOME(R), 0))
 
-#if KRN_TILE_ROWS == 8
-#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8)
-#elif KRN_TILE_ROWS == 6
-#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#else
-#define EACH_HEIGHT(X) X(1) X(2) X(3) X(4)
-#endif
+#define HEIGHTS_4(X)     X(1) X(2) X(3) X(4)
+#define HEIGHTS_6(X)     HEIGHTS_4(X) X(5) X(6)
+#define HEIGHTS_8(X)     HEIGHTS_6(X) X(7) X(8)
+#define HEIGHTS_12(X)    HEIGHTS_8(X) X(9) X(10) X(11) X(12)
+#define HEIGHTS_OF(N, X) HEIGHTS_##N(X)
+#define HEIGHTS(N, X)    HEIGHTS_OF(N, X)
 
-EACH_HEIGHT(TILES)
+HEIGHTS(KRN_TILE_ROWS, PACKED_TILES)
+HEIGHTS(KRN_STREAM_ROWS, STREAM_TILES)
 
 typedef struct stream {
     uint32_t panels;
@@ -188,9 +193,9 @@ typedef struct stream {
 #define F16_ROW(R)    {{1, f16_one_##R}, {SOME(R), f16_some_##R}, {MANY(R), f16_many_##R}},
 #define F32_ROW(R)    {{1, f32_one_##R}, {SOME(R), f32_some_##R}, {SOME(R), f32_some_##R}},
 
-static tile_fn *const packed_tiles[KRN_TILE_ROWS][3] = {EACH_HEIGHT(PACKED_ROW)};
-static const stream_t f16_streams[KRN_TILE_ROWS][3] = {EACH_HEIGHT(F16_ROW)};
-static const stream_t f32_streams[KRN_TILE_ROWS][3] = {EACH_HEIGHT(F32_ROW)};
+static tile_fn *const packed_tiles[KRN_TILE_ROWS][3] = {HEIGHTS(KRN_TILE_ROWS, PACKED_ROW)};
+static const stream_t f16_streams[KRN_STREAM_ROWS][3] = {HEIGHTS(KRN_STREAM_ROWS, F16_ROW)};
+static const stream_t f32_streams[KRN_STREAM_ROWS][3] = {HEIGHTS(KRN_STREAM_ROWS, F32_ROW)};
 
 static uint32_t min_u32(uint32_t a, uint32_t b)
 {
@@ -236,23 +241,24 @@ static uint32_t stream_width(const stream_t *streams, uint32_t left)
     return streams[1].panels <= left ? 1 : 0;
 }
 
-// Rows [r, r + count) of the packed groups: never over the end of a group.
-static uint32_t tile_rows(uint32_t rows, uint32_t r)
+// The first row of a tile; the tile after the last begins where the rows end.
+static uint32_t tile_begin(const job_t *job, uint32_t tile)
 {
-    return min_u32(min_u32(rows - r, KRN_TILE_ROWS), ROW_GROUP - r % ROW_GROUP);
+    return job->rows * tile / job->tiles;
 }
 
-// One tile's height of rows, from row r on, with panels [panel, end).
-static void stream_rows(const job_t *job, uint32_t r, uint32_t count, uint32_t panel, uint32_t end)
+// One tile of rows with panels [panel, end).
+static void stream_rows(const job_t *job, uint32_t tile, uint32_t panel, uint32_t end)
 {
     const krn_weight_t *w = job->w;
-    const stream_t *streams = streams_of(w, count);
+    uint32_t r = tile_begin(job, tile);
+    const stream_t *streams = streams_of(w, tile_begin(job, tile + 1) - r);
     tile_args_t t = {.a_stride = job->rows == 1 ? 1 : ROW_GROUP,
                      .panel_stride = (size_t)w->k * PANEL_COLUMNS,
                      .k = w->k,
                      .out_stride = w->n};
 
-    t.a = job->packed + (size_t)(r / ROW_GROUP) * ROW_GROUP * w->k + r % ROW_GROUP;
+    t.a = job->packed + (size_t)tile * ROW_GROUP * w->k;
     while (panel < end) {
         const stream_t *stream = &streams[stream_width(streams, end - panel)];
         t.b = (const char *)w->data + panel * t.panel_stride * weight_bytes(w);
@@ -263,22 +269,24 @@ static void stream_rows(const job_t *job, uint32_t r, uint32_t count, uint32_t p
     }
 }
 
+static uint32_t highest_tile(const job_t *job)
+{
+    return (job->rows + job->tiles - 1) / job->tiles;
+}
+
 static void stream_item(void *ctx, uint32_t index)
 {
     const job_t *job = ctx;
     uint32_t units = (job->panels + job->unit_panels - 1) / job->unit_panels;
     uint32_t panel = (uint32_t)((uint64_t)units * index / job->items) * job->unit_panels;
     uint32_t end = (uint32_t)((uint64_t)units * (index + 1) / job->items) * job->unit_panels;
-    uint32_t height = min_u32(job->rows, KRN_TILE_ROWS);
+    const stream_t *streams = streams_of(job->w, highest_tile(job));
 
     end = min_u32(end, job->panels);
     while (panel < end) { // all rows with as many panels as the highest tile takes at once
-        const stream_t *streams = streams_of(job->w, height);
         uint32_t next = panel + streams[stream_width(streams, end - panel)].panels;
-        for (uint32_t r = 0, count; r < job->rows; r += count) {
-            count = tile_rows(job->rows, r);
-            stream_rows(job, r, count, panel, next);
-        }
+        for (uint32_t tile = 0; tile < job->tiles; tile++)
+            stream_rows(job, tile, panel, next);
         panel = next;
     }
 }
@@ -286,13 +294,15 @@ static void stream_item(void *ctx, uint32_t index)
 static void matmul_stream(krn_pool_t *pool, job_t *job)
 {
     uint32_t threads = krn_pool_threads(pool);
-    uint32_t height = min_u32(job->rows, KRN_TILE_ROWS);
+    uint32_t height = highest_tile(job), k = job->w->k;
     float *packed = krn_pool_caller_scratch(pool);
 
     job->packed = job->rows == 1 ? job->x : packed;
-    for (uint32_t r = 0; job->rows > 1 && r < job->rows; r += ROW_GROUP)
-        pack_rows(job->x + (size_t)r * job->w->k, job->w->k, min_u32(job->rows - r, ROW_GROUP),
-                  job->w->k, packed + (size_t)r * job->w->k);
+    for (uint32_t tile = 0; job->rows > 1 && tile < job->tiles; tile++) {
+        uint32_t r = tile_begin(job, tile);
+        pack_rows(job->x + (size_t)r * k, k, tile_begin(job, tile + 1) - r, k,
+                  packed + (size_t)tile * ROW_GROUP * k);
+    }
     // Wide tiles want whole widths; low ones are bound by memory and divide evenly instead.
     job->unit_panels = height <= LOW_ROWS ? 1 : streams_of(job->w, height)[2].panels;
     uint32_t units = (job->panels + job->unit_panels - 1) / job->unit_panels;
@@ -332,6 +342,12 @@ static void prefetch_panels(const panels_t *next, uint32_t first, uint32_t end, 
         size_t start = ((size_t)(next->panel + i / lines) * next->w->k + next->k0) * PANEL_COLUMNS;
         v16_prefetch((const char *)next->w->data + start * sizeof(krn_f16) + i % lines * 64);
     }
+}
+
+// Rows [r, r + count) of the packed groups: never over the end of a group.
+static uint32_t tile_rows(uint32_t rows, uint32_t r)
+{
+    return min_u32(min_u32(rows - r, KRN_TILE_ROWS), ROW_GROUP - r % ROW_GROUP);
 }
 
 // All tiles of one block of rows with `panels` panels side by side; t holds the block's first row.
@@ -415,9 +431,9 @@ void KRN_ISA(matmul)(krn_pool_t *pool, const krn_weight_t *w, const float *x, ui
     if (rows == 0)
         return;
     job.panels = (w->n + PANEL_COLUMNS - 1) / PANEL_COLUMNS;
-    size_t packed_bytes =
-        (size_t)(rows + ROW_GROUP - 1) / ROW_GROUP * ROW_GROUP * w->k * sizeof(float);
-    if (rows == 1 || (rows <= STREAM_ROWS && packed_bytes <= KRN_SCRATCH_BYTES))
+    job.tiles = (rows + KRN_STREAM_ROWS - 1) / KRN_STREAM_ROWS;
+    size_t packed_bytes = (size_t)job.tiles * ROW_GROUP * w->k * sizeof(float);
+    if (rows == 1 || (rows <= FEW_ROWS && packed_bytes <= KRN_SCRATCH_BYTES))
         matmul_stream(pool, &job);
     else
         matmul_blocks(pool, &job);

@@ -14,11 +14,13 @@
 #define KRN_ACCUMULATORS 6
 #define KRN_TILE_PANELS  1
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KRN_TILE_ROWS 4 // checked code of larger tiles takes minutes to compile
-#define KRN_PV_PAIRS  2
+#define KRN_STREAM_ROWS 4
+#define KRN_TILE_ROWS   4 // checked code of larger tiles takes minutes to compile
+#define KRN_PV_PAIRS    2
 #else
-#define KRN_TILE_ROWS 6
-#define KRN_PV_PAIRS  6
+#define KRN_STREAM_ROWS 6
+#define KRN_TILE_ROWS   6
+#define KRN_PV_PAIRS    6
 #endif
 #define KRN_PV_VECTORS 1
 #define KRN_QK_PAIRS   1

@@ -10,22 +10,25 @@
 #include "kernels/internal.h"
 
 // 8 x 3 accumulators: 24 of the 32 registers, so that both multiply-add ports (4 cycles deep) are
-// full, with 11 loads for 24 multiply-adds.
+// full, with 11 loads for 24 multiply-adds. Streams are up to 12 high, of two panels: what a panel
+// costs to convert is shared by more rows.
 #define KRN_ISA(name)    krn_##name##_avx512
 #define KRN_ACCUMULATORS 24
 #define KRN_TILE_PANELS  3
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KRN_TILE_ROWS  4 // checked code of larger tiles takes minutes to compile
-#define KRN_PV_PAIRS   2
-#define KRN_PV_VECTORS 2
-#define KRN_QK_PAIRS   2
-#define KRN_QK_VECTORS 1
+#define KRN_TILE_ROWS   4 // checked code of larger tiles takes minutes to compile
+#define KRN_STREAM_ROWS 4
+#define KRN_PV_PAIRS    2
+#define KRN_PV_VECTORS  2
+#define KRN_QK_PAIRS    2
+#define KRN_QK_VECTORS  1
 #else
-#define KRN_TILE_ROWS  8
-#define KRN_PV_PAIRS   6
-#define KRN_PV_VECTORS 4
-#define KRN_QK_PAIRS   4
-#define KRN_QK_VECTORS 2
+#define KRN_TILE_ROWS   8
+#define KRN_STREAM_ROWS 12
+#define KRN_PV_PAIRS    6
+#define KRN_PV_VECTORS  4
+#define KRN_QK_PAIRS    4
+#define KRN_QK_VECTORS  2
 #endif
 
 typedef __m512 v16;

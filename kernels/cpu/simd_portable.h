@@ -15,6 +15,7 @@
 #define KRN_ISA(name)    krn_##name##_portable
 #define KRN_ACCUMULATORS 4
 #define KRN_TILE_ROWS    4
+#define KRN_STREAM_ROWS  4
 #define KRN_TILE_PANELS  1
 #define KRN_PV_PAIRS     2
 #define KRN_PV_VECTORS   2

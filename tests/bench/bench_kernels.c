@@ -37,7 +37,7 @@ static void product_job(void *ctx)
 
 static void bench_product(const krn_ops_t *ops, uint32_t n, uint32_t k, uint32_t layers)
 {
-    static const uint32_t rows[] = {1, 2, 4, 8, 9, 17, 33, 65, 136, 256};
+    static const uint32_t rows[] = {1, 2, 4, 8, 9, 12, 13, 16, 17, 24, 25, 32, 33, 65, 136, 256};
     product_t p = {.ops = ops, .layers = layers, .x = floats((size_t)256 * k)};
     float *source = floats((size_t)n * k);
     size_t bytes = krn_weight_bytes(KRN_WEIGHT_F16, n, k);
@@ -56,7 +56,7 @@ static void bench_product(const krn_ops_t *ops, uint32_t n, uint32_t k, uint32_t
         p.rows = rows[i];
         if (lanes == 0 && rows[i] > 1)
             break; // the portable product takes minutes
-        if (n > 10000 && rows[i] > 17)
+        if (n > 10000 && rows[i] > 33)
             break;
         snprintf(what, sizeof what, "matmul %u x %u x %u", rows[i], n, k);
         double seconds = best_seconds(product_job, &p) / layers;
