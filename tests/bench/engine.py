@@ -36,6 +36,7 @@ THREADS = engine_cluster.THREADS
 RAM_BYTES = 1900 << 20          # of the store: eight prompts of 8k
 RAM_BYTES_SIXTEEN = 3700 << 20  # sixteen
 ANSWER = 256
+ANSWER_MAIN = 512  # longer, so that in arms where sessions begin late none has ended before all run
 LINKS = (1, 10)
 REACH_MIN = 4
 
@@ -63,6 +64,10 @@ class Bench:
         """The prompts of a cell: beginnings of what is stored."""
         prompts = self.prompts[:1] * cell.sessions if one_chain else self.prompts[:cell.sessions]
         return [{**prompt, "tokens": prompt["tokens"][:cell.context - cell.answer]} for prompt in prompts]
+
+    def rates(self, links):
+        """What the machine and the cable can do (engine_ceiling.py); the fetches at the highest rate."""
+        return engine_ceiling.measure(self.cluster, links, self.prompts[:4], cells.RESIDENT.options)
 
     def run(self, cell, arm, one_chain=False):
         """One arm in one cell; None where this build has no such arm, or it failed, which is a row that misses."""
@@ -126,6 +131,8 @@ def rows_of_link(gbit, of, resident):
     row(f"tokens_vs_no_overlap_{gbit}gbit", ratio(draft, of.get("no_overlap")), 1.3)
     row(f"swap_hidden_{gbit}gbit", draft["hidden"], 0.95)
     row(f"tokens_vs_ceiling_{gbit}gbit", ratio(draft, draft.get("ceiling")), 0.9)
+    if "ceiling" in draft:
+        row(f"tokens_vs_ceiling_with_moving_{gbit}gbit", draft["tokens_per_s"] / draft["ceiling"]["with_moving_tokens_per_s"])
     row(f"tokens_vs_resident_in_turn_{gbit}gbit", ratio(draft, resident))
     row(f"tokens_vs_unverified_{gbit}gbit", ratio(draft, of.get("lossy_kivi4")))
     for name in [*cells.COMPRESSORS[1:], "push_down", "push_down_auto", "prompt_lookup"]:
@@ -143,7 +150,8 @@ def binds(results):
             c = result["ceiling"]
             table.say(f"{result['cell']} {result['arm']}: {result['tokens_per_s']:.1f} of {c['tokens_per_s']:.1f} tokens/s; {c['binds']} binds; "
                       f"a round: link {c['link_s']:.2f} s; drafts: products {c['draft_products_s']:.2f}, attention {c['draft_attention_s']:.2f}; "
-                      f"verification: products {c['verify_products_s']:.2f}, attention {c['verify_attention_s']:.2f}")
+                      f"verification: products {c['verify_products_s']:.2f}, attention {c['verify_attention_s']:.2f}; "
+                      f"processors for the bytes {c['moving_s']:.2f}: {c['with_moving_tokens_per_s']:.1f}")
 
 
 def add_ceilings(results, rates):
@@ -160,12 +168,13 @@ def bench_main(quick):
     if not quick:
         arms += [cells.DRAFTING[name] for name in cells.COMPRESSORS[1:]] + [cells.AUTO, cells.LOOKUP, cells.LOSSY["kivi4"]]
     with Bench(context, sessions) as bench:
-        rates = engine_ceiling.measure(bench.cluster, links)
-        resident = bench.run(Cell(10, context, sessions), cells.RESIDENT)
+        rates = bench.rates(links)
+        answer = ANSWER_MAIN
+        resident = bench.run(Cell(10, context, sessions, answer), cells.RESIDENT)
         for gbit in links:
             more = [cells.LOSSY[name] for name in cells.COMPRESSORS[1:]] if gbit == 10 else []
             seconds = 20 if quick else 45
-            ran = [bench.run(Cell(gbit, context, sessions, seconds=seconds), arm) for arm in arms + more]
+            ran = [bench.run(Cell(gbit, context, sessions, answer, seconds), arm) for arm in arms + more]
             of = {result["arm"]: result for result in ran if result}
             add_ceilings(list(of.values()), rates)
             rows_of_link(gbit, of, resident)
@@ -179,7 +188,7 @@ def bench_sweep(quick):
     shapes = [(1, 4096), (4, 4096), (4, 1024)] if quick else [(1, 8192), (4, 8192), (8, 1024), (8, 4096), (16, 8192)]
     most = max(sessions for sessions, _ in shapes)
     with Bench(max(context for _, context in shapes), most, RAM_BYTES_SIXTEEN if most > 8 else RAM_BYTES) as bench:
-        rates = engine_ceiling.measure(bench.cluster, LINKS[:1])
+        rates = bench.rates(LINKS[:1])
         for context in {context for _, context in shapes}:
             bench.run(Cell(10, context, max(count for count, length in shapes if length == context)), cells.RESIDENT)
         for sessions, context in shapes:

@@ -14,6 +14,9 @@ being the drafts that were accepted (k and a as the cell had them). It takes
 
 and the device and the link are both serial: however many sessions there are and whatever overlaps, no more than e / max(D, L) tokens
 leave in a second. Rates are measured in the same run: bench_kernels, iperf3 over the same cable.
+
+Where store, cable and worker have the same cores, bytes that are moved take of the time to compute. So beside this ceiling stands
+one of e / max(D + c, L), c the processor time of store and worker for the bytes, by what a fetch of a prefix costs, over the threads.
 """
 import os
 import re
@@ -21,7 +24,7 @@ import subprocess
 
 import table
 from engine_cells import FULL_TOKEN_BYTES
-from engine_cluster import THREADS
+from engine_cluster import THREADS, cached_tokens, cpu_s
 from peers import BIN, Iperf
 
 LAYERS, Q_HEADS, DIM = 30, 9, 64  # of SmolLM2-135M
@@ -63,9 +66,26 @@ def link_rates(cluster, links):
     return rates
 
 
-def measure(cluster, links):
+def fetch_cpu_s_per_byte(cluster, prompts, options):
+    """Processor seconds of store and worker for a byte of a stored prefix, without those of the tokens that are computed."""
+    prompts = [{**prompt, "tokens": prompt["tokens"][:cached_tokens(prompt) + 1]} for prompt in prompts]
+
+    def used(tokens):
+        before = cpu_s(worker.child.pid) + cpu_s(cluster.store.pid)
+        for prompt in prompts:
+            worker.ask(prompt, tokens, {"compressor": "none"})
+        return cpu_s(worker.child.pid) + cpu_s(cluster.store.pid) - before
+
+    with cluster.worker(["--sessions=1", *options]) as worker:
+        worker.ask(prompts[0], 1, {"compressor": "none"})
+        one, five = used(1), used(5)
+    return (one - (five - one) / 4) / sum(cached_tokens(prompt) * FULL_TOKEN_BYTES for prompt in prompts)
+
+
+def measure(cluster, links, prompts, options):
     rates = kernel_rates(cluster.model)
     rates["link_bytes_per_s"] = link_rates(cluster, links)
+    rates["fetch_cpu_s_per_byte"] = fetch_cpu_s_per_byte(cluster, prompts, options)
     table.say(f"rates: {rates}")
     return rates
 
@@ -85,5 +105,7 @@ def ceiling(result, rates):
              "verify_products_s": (k + 1) * verify["products"], "verify_attention_s": (k + 1) * verify["attention"],
              "link_s": moved / rates["link_bytes_per_s"][str(result["gbit"])]}
     device = sum(seconds for what, seconds in parts.items() if what != "link_s")
-    slowest = max(device, parts["link_s"])
-    return {**parts, "device_s": device, "tokens_per_s": (accepted + 1) / slowest, "binds": "link" if parts["link_s"] > device else "device"}
+    moving = moved * rates["fetch_cpu_s_per_byte"] / THREADS
+    return {**parts, "device_s": device, "moving_s": moving, "binds": "link" if parts["link_s"] > device else "device",
+            "tokens_per_s": (accepted + 1) / max(device, parts["link_s"]),
+            "with_moving_tokens_per_s": (accepted + 1) / max(device + moving, parts["link_s"])}

@@ -3,7 +3,8 @@
 
 Every prompt (tests/tools/prompts.py) runs with every compressor, greedy and sampled, on a worker that swaps and on one that
 pushes down, some as two choices of one chain, with fixed and adaptive horizons; many at a time, in random order. Beside it
-plain decoding (`compressor: none`) on the other worker or the same, whose token ids and logits hashes are the reference.
+plain decoding (`compressor: none`) on the other worker or the same, on a chain of its own, whose token ids and logits hashes
+are the reference.
 
 Without ASSAY_TEST_FULL a sample, on loopback; with it all prompts, over a network of hosts whose links are cut, too. A seed
 chooses order, horizons and faults: ASSAY_TEST_SEED repeats them, as far as processes repeat themselves.
@@ -119,7 +120,7 @@ def jobs_of(index, prompt, chance):
             choice["n"] = 2  # of one chain
         same = (index, sampled)
         worker = (index + sampled) % 2
-        yield Job(prompt, worker, same, compressor="none", horizon=0, salt=f"plain-{index}-{sampled}", tokens=tokens, **choice)
+        yield Job(prompt, worker, same, compressor="none", horizon=0, salt=f"plain-{index}", tokens=tokens, **choice)
         for number, compressor in enumerate(COMPRESSORS):
             yield Job(prompt, (index + number + sampled) % 2, same, compressor=compressor, salt=f"{index}", tokens=tokens,
                       horizon=chance.choice([16, 40, None] if prompt.tokens > LONG else [1, 3, 8, 16, 40, None]), **choice)
