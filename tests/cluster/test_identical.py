@@ -199,6 +199,7 @@ def test_verified_answers_are_identical_whatever_happens_to_stores_and_links(tmp
             for worker in SWAPS, PUSHES:
                 wait_until(lambda worker=worker: world.metric("assay_worker_reserved_bytes", worker) == 0, 60, "memory is given back")
                 assert world.metric("assay_worker_sessions", worker) == 0
+                assert world.metric("assay_client_put_conflicts_total", worker) == 0, "other K and V under a key"
     assert total["swapped_bytes"] > 0 and total["pushed_verifications"] > 0
     assert 0 < total["accepted_tokens"] < total["drafted_tokens"]
     assert not FULL or (total["recomputed_blocks"] > 0 and set(faults.made) == {"kill", "stop", "cut"})
