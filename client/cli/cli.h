@@ -46,6 +46,7 @@ int cli_put(int argc, char **argv);
 int cli_get(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_top(int argc, char **argv);
+int cli_ruler(int argc, char **argv);
 
 // "assay: <message>\n" to stderr.
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// `assay ruler`: what its verbs share.
+#ifndef ASSAY_CLI_RULER_H
+#define ASSAY_CLI_RULER_H
+
+#include "client/cli/cli.h"
+#include "client/ruler/ruler.h"
+
+// Which samples: options of both verbs.
+typedef struct cli_ruler_set {
+    const char **names; // of tasks, or "all"
+    int64_t length_tokens, answer_tokens, samples, seed;
+    ruler_task_t tasks[RULER_TASKS];
+    uint32_t task_count;
+} cli_ruler_set_t;
+
+#define CLI_RULER_OPTIONS(set_)                                                                    \
+    {.name = "task",                                                                               \
+     .type = AS_OPTION_LIST,                                                                       \
+     .value = &(set_).names,                                                                       \
+     .fallback = "all",                                                                            \
+     .metavar = "NAME,...",                                                                        \
+     .help = "which of the 13 tasks (`assay ruler tasks` lists them)"},                            \
+        {.name = "tokens",                                                                         \
+         .type = AS_OPTION_INT,                                                                    \
+         .value = &(set_).length_tokens,                                                           \
+         .fallback = "1024",                                                                       \
+         .metavar = "TOKENS",                                                                      \
+         .help = "length of a sample: prompt and room for the answer",                             \
+         .min = 1,                                                                                 \
+         .max = RULER_TOKENS_MAX},                                                                 \
+        {.name = "answer-tokens",                                                                  \
+         .type = AS_OPTION_INT,                                                                    \
+         .value = &(set_).answer_tokens,                                                           \
+         .fallback = "0",                                                                          \
+         .metavar = "TOKENS",                                                                      \
+         .help = "room for the answer; 0: the task's own",                                         \
+         .min = 0,                                                                                 \
+         .max = 4096},                                                                             \
+        {.name = "samples",                                                                        \
+         .type = AS_OPTION_INT,                                                                    \
+         .value = &(set_).samples,                                                                 \
+         .fallback = "5",                                                                          \
+         .metavar = "N",                                                                           \
+         .help = "of each task",                                                                   \
+         .min = 1,                                                                                 \
+         .max = 10000},                                                                            \
+    {                                                                                              \
+        .name = "seed", .type = AS_OPTION_INT, .value = &(set_).seed, .fallback = "42",            \
+        .metavar = "N", .help = "equal seeds give equal samples"                                   \
+    }
+
+// Finds the tasks by their names. False: a message was printed.
+bool cli_ruler_find_tasks(cli_ruler_set_t *set);
+// Sample `index` of a task, by the caller's count. False: a message was printed.
+bool cli_ruler_fit(const cli_ruler_set_t *set, ruler_ask_t ask, ruler_count_fn count, void *ctx,
+                   ruler_sample_t *sample_p);
+
+#endif
