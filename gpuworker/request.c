@@ -8,8 +8,10 @@
 //   blocks, segment, tail        ADMIT .. the outcome; blocks to the end of PUBLISH, puts read them
 //   budget                       reserved at ADMIT for the worst case; shrinks as blocks are let go
 //   swap's ring                  the engine's (decode/stream.h); ring_bytes is what ADMIT made sure of
-//   booking, place in line       DRAFT or SWAP, until its stream begins or gpw_swap_end
-//   stream                       joined in FETCH, DRAFT, SWAP or RECOMPUTE; left at the end of the pass
+//   booking                      DRAFT, until its stream begins or gpw_swap_end
+//   place in line                from a step that joins a stream, until that begins or gpw_swap_end
+//   stream                       joined in FETCH, SEAL (a prefix's), DRAFT, SWAP or RECOMPUTE; left at
+//                                the end of the pass, or when the prefix is sealed
 //   pass                         the batch has it from GPW_TURN_COMPUTE until it is complete or waits
 //
 // A step that cannot go on says WAIT and has seen to it that something wakes it: a transfer's news, a

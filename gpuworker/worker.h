@@ -47,9 +47,8 @@ typedef struct gpw_request_params {
     gpw_choose_params_t choose;
     const char *cache_salt; // tenant salt of the namespace; NULL: none
     const char *compressor; // one of gpw_worker_compressors(); NULL: default
-    uint32_t
-        horizon; // most drafted tokens before a verification; 0: plain decoding over the full cache
-    bool horizon_set; // else the worker's default
+    uint32_t horizon;       // tokens of each draft; 0: plain decoding over the full cache
+    bool horizon_set;       // else chosen anew for each draft, up to the worker's `horizon`
     uint32_t
         prompt_lookup; // most tokens of a step that prompt lookup proposes, to GPW_LOOKUP_MAX; 0: off
     bool prompt_lookup_set; // else the worker's default
@@ -113,7 +112,7 @@ typedef struct gpw_worker_options {
     uint32_t sessions_max;  // requests that hold a cache at once; more wait
     uint32_t queue_max;     // requests that wait; more are AS_ERR_BUSY
     const char *compressor; // default
-    uint32_t horizon;       // default
+    uint32_t horizon;       // longest draft of requests that fix none; 0: plain decoding
     uint32_t prompt_lookup; // default
     uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     gpw_push_down_t push_down;

@@ -179,7 +179,8 @@ typedef struct cli_ask {
      .value = &(ask_).horizon,                                                                     \
      .fallback = "-1",                                                                             \
      .metavar = "TOKENS",                                                                          \
-     .help = "most drafted tokens before a verification; -1: the worker's default",                \
+     .help = "tokens of each draft, 0: plain decoding over the full cache; -1: chosen anew for "   \
+             "each, up to the worker's --horizon",                                                 \
      .min = -1,                                                                                    \
      .max = 64},                                                                                   \
     {                                                                                              \

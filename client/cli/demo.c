@@ -317,7 +317,9 @@ static bool print_figures(const demo_t *demo)
     }
     cli_table_print(out, stdout);
     printf(
-        "\nprefix hit: tokens of B's prompt whose K and V came from the stores. moved: bytes, by "
+        "\ncold: of A, which computed the prompt; warm: of B, which fetched the prefix; ratio: "
+        "warm / cold.\n"
+        "prefix hit: tokens of B's prompt whose K and V came from the stores. moved: bytes, by "
         "both workers.\nmean run: drafted tokens confirmed by one verification. resident: B's "
         "cache on the device\nagainst the full cache. identical: token ids and logits bits equal "
         "full-cache decoding.\n\n"

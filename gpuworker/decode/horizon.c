@@ -3,21 +3,29 @@
 //
 // To try another policy, change gpw_horizon_get: it sees what is known of the session (acceptance,
 // device time of a draft and of a row) and of the load, and returns a length. decode/round.c asks it
-// when a draft begins and tells it what came of it; it may be cut there by what is left of the answer
-// or lengthened while the link is busy. What it expected stands in the metrics round_expected_* beside
-// what came (round_*), so a policy is judged by their quotients and by tokens per second.
+// when a draft begins, and says there what the load is (load_of); decode/verify.c tells it what came
+// of the draft (gpw_horizon_learn).
+//
+// What it returns is the draft's target. The draft may be shorter: cut by what is left of the answer,
+// by an end token, or to be complete with that of a session on the same chain (decode/riders.c). It is
+// longer, up to `max`, while the link is busy: who wants a bound on that too changes `limit` in
+// gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
+//
+// tests/unit/gpuworker/test_resident.c tests the formula. What was expected stands in the metrics
+// assay_worker_round_expected_* beside what came (assay_worker_round_*), so a policy is judged by
+// their quotients and by tokens per second (`./dev bench engine`).
 #include "gpuworker/decode/horizon.h"
 
-#define HORIZON_MIN    4u    // below, a verification yields hardly more than plain decoding
+#define HORIZON_MIN    4u    // shorter, a verification yields hardly more than plain decoding
 #define NEWEST         0.2   // weight of the newest verification: about the last five count
 #define TRIED_START    4.0   // drafts that count as tried before any was
 #define ACCEPTED_START 3.4   // and accepted
 #define ACCEPTED_MAX   0.995 // a run of nothing but right drafts tells no more than that
 #define ROW_COST       0.25  // a verified row in draft steps, before anything is known
 
-void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t start, uint32_t max, bool adaptive)
+void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t fixed, uint32_t max, bool adaptive)
 {
-    *horizon = (gpw_horizon_t){.fixed = start,
+    *horizon = (gpw_horizon_t){.fixed = fixed,
                                .max = max,
                                .adaptive = adaptive,
                                .accepted = ACCEPTED_START,

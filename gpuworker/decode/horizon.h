@@ -4,11 +4,13 @@
 // A request may fix it. Else the horizon is what yields most tokens in the time of a round, of one
 // session among n that share the device and the link. With
 //
-//   a   the chance that the next draft is accepted: accepted by tried (decayed over verifications)
-//   d   device time of one draft step, v of one row of a verification: of this session alone, what a
-//       step of the batch costs being shared among its rows (decayed)
-//   s   time of the link for one verification's swap, e the share of it that no draft can hide, since
-//       the swap's ring holds a few layers only
+//   a   the chance that the next draft is accepted: accepted by tried (decayed over verifications),
+//       at most 0.995; 0.85 before any was tried
+//   d   device time of one draft, v of one row of a verification: of this session alone, what a step
+//       of the batch costs being shared among its rows (decayed); a draft that prompt lookup proposed
+//       is one, too, so d is less than a step where it is often right
+//   s   time of the link for one verification's swap (gpw_swap_link_us), e the share of it that no
+//       draft can hide, since the swap's ring holds a few layers only: 1 - ring layers / layers
 //
 // a draft of k yields E(k) = (1 - a^(k + 1)) / (1 - a) tokens, and takes at least
 //
@@ -16,8 +18,9 @@
 //   link     n s                              and the link;
 //   alone    k d + max(e s, (k + 1) v)        nobody else's work hides what it waits for.
 //
-// The round takes the longest of the three; the k of the largest E(k) / round(k) is taken. Where the
-// link binds, that is a long draft, which costs nothing but time that would be spent waiting.
+// The round takes the longest of the three; the k of the largest E(k) / round(k) is taken, of 4 (or
+// `max`, where that is less) to `max`. Where the link binds, that is a long draft, which costs nothing
+// but time that would be spent waiting. Before d and v are known v counts as d / 4, and s as 0.
 #ifndef GPW_HORIZON_H
 #define GPW_HORIZON_H
 
@@ -25,8 +28,8 @@
 #include <stdint.h>
 
 typedef struct gpw_horizon {
-    uint32_t fixed; // when `adaptive` is false
-    uint32_t max;
+    uint32_t fixed; // the length, when `adaptive` is false
+    uint32_t max;   // longest draft
     bool adaptive;
     double accepted, tried;  // a is their quotient
     double draft_us, row_us; // d and v; 0: not known
@@ -45,7 +48,7 @@ typedef struct gpw_horizon_outcome {
     double verify_us; // of the verification's rows, drafted + 1
 } gpw_horizon_outcome_t;
 
-void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t start, uint32_t max, bool adaptive);
+void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t fixed, uint32_t max, bool adaptive);
 // Tokens to draft, at most `max`.
 uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load);
 // What is expected of a draft of k: tokens, and the round's time in microseconds (0: not known).

@@ -2,9 +2,10 @@
 // A round of one session: a draft, the swap that comes under it, and the verification.
 //
 // The horizon (decode/horizon.h) says how long the draft should be, its target. The swap may begin a
-// few steps before that. Where the link has no turn yet, the session drafts on, up to its limit: time
-// that would be spent waiting costs nothing. The draft is complete once it is as long as its target
-// and the first layer is here.
+// few steps before that. Where the link has no turn yet, the session drafts on, up to its limit (the
+// horizon's `max` or what is left of the answer; the target where the request fixes it): time that
+// would be spent waiting costs nothing. The draft is complete once it is as long as its target and the
+// first layer is here, or at its limit, or at an end token.
 #ifndef GPW_ROUND_H
 #define GPW_ROUND_H
 

@@ -11,8 +11,8 @@
 // The pass goes through the layers as its swap brings them, in the batch's lane STREAM; or waits for
 // the stores' answers layer by layer (decode/pushdown.c). It owns its forward slot's rows and the
 // blocks behind blocks.tokens until `commit`, or until `failed` throws both away: a hole in its own
-// blocks is a RECOMPUTE, one in blocks that only another rider needs a SWAP anew, a store that does
-// not attend a SWAP instead of a push-down. The drafts stay in all three, so nothing is drafted twice.
+// blocks is a RECOMPUTE; one in blocks that only another rider needs, and a client with too many
+// fetches in flight, a SWAP anew; a store that does not attend a SWAP instead of a push-down. The drafts stay in all three, so nothing is drafted twice.
 #include "common/assert.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/decode/recompute.h"
