@@ -3,7 +3,7 @@
 //
 //   (none) -> booked -> in line -> under way -> left
 //
-// A rider skips "in line", and who has no booking skips "booked".
+// A rider may skip "in line", and who has no booking skips "booked".
 //
 // Booked: a draft has begun, and its link time is known (gpw_swap_book). In line: it wants the link
 // (gpw_swap_start was BUSY); streams begin one after the other in the order of want_us. Under way: it
