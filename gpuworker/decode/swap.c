@@ -6,10 +6,11 @@
 // A rider may skip "in line", and who has no booking skips "booked".
 //
 // Booked: a draft has begun, and its link time is known (gpw_swap_book). In line: it wants the link
-// (gpw_swap_start was BUSY); streams begin one after the other in the order of want_us. Under way: it
-// reads a stream, its own or one it rides in (decode/riders.h); layer l is READY once it has arrived
-// (with --overlap off, once all have), and is released when this pass has attended to it. Left: gpw_swap_end, from any of these states, by
-// the session alone; what is still to come of a stream without readers runs out behind (stream.c).
+// (gpw_swap_start was BUSY); streams begin one after the other in the order of want_us. Under way:
+// it reads a stream, its own or one it rides in (decode/riders.h); layer l is READY once it has
+// arrived (with --overlap off, once all have), and is released when this pass has attended to it.
+// Left: gpw_swap_end, from any of these states, by the session alone; what is still to come of a
+// stream without readers runs out behind (stream.c).
 //
 // One swap of b blocks moves b * as_block_bytes over the link, takes load_us_per_byte of it for each,
 // and ring layers * b * as_extent_bytes of the device. load_us_per_byte is by the newest fetch or swap
