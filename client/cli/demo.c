@@ -199,7 +199,7 @@ static bool ask_one(demo_t *demo, int question, int worker, const char *compress
         .chat = true,
         .max_tokens = max_tokens,
         .horizon = -1,
-        .prompt_lookup = -1,
+        .prompt_lookup = strcmp(compressor, "none") == 0 ? 0 : -1, // plain decoding
         .compressor = compressor,
         .cache_salt = salt,
         .bits = true,
