@@ -154,7 +154,7 @@ def run_all(world, jobs, faults):
             except BaseException as error:
                 failed.append((job.prompt.name, job.worker, job.request, repr(error)))
             faults.answers.release()
-            if FULL and len(left) % 50 == 0:
+            if FULL and len(left) % 20 == 0:
                 print(f"{time.strftime('%T')} {len(left)} left; {dict(faults.made)}", flush=True)
 
     threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
