@@ -7,9 +7,9 @@
 // of the draft (gpw_horizon_learn).
 //
 // What it returns is the draft's target. The draft may be shorter: cut by what is left of the answer,
-// by an end token, or to be complete with that of a session on the same chain (decode/riders.c). It is
-// longer, up to `max`, while the link is busy: who wants a bound on that too changes `limit` in
-// gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
+// by an end token, or to be complete with those of sessions on the same chain (decode/riders.c). It is
+// longer, up to `max`, for these too, and while the link is busy: who wants a bound on that changes
+// `limit` in gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
 //
 // tests/unit/gpuworker/test_resident.c tests the formula. What was expected stands in the metrics
 // assay_worker_round_expected_* beside what came (assay_worker_round_*), so a policy is judged by
@@ -21,6 +21,7 @@
 #define TRIED_START    4.0   // drafts that count as tried before any was
 #define ACCEPTED_START 3.4   // and accepted
 #define ACCEPTED_MAX   0.995 // a run of nothing but right drafts tells no more than that
+#define GROUP_RATE     0.875 // of the best: enough for a longer draft of a shared swap
 #define ROW_COST       0.25  // a verified row in draft steps, before anything is known
 
 void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t fixed, uint32_t max, bool adaptive)
@@ -57,8 +58,9 @@ static double longer(double a, double b)
 static double round_of(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load, uint32_t k)
 {
     double drafts = horizon->draft_us * k, rows = horizon->row_us * (k + 1);
-    double alone = drafts + longer(load->exposed * load->swap_us, rows);
-    return longer(alone, load->sessions * longer(drafts + rows, load->swap_us));
+    double group =
+        load->riders * drafts + longer(load->exposed * load->swap_us, load->riders * rows);
+    return longer(group, longer(load->sessions * (drafts + rows), load->swaps * load->swap_us));
 }
 
 static bool is_known(const gpw_horizon_t *horizon)
@@ -70,6 +72,21 @@ double gpw_horizon_round_us(const gpw_horizon_t *horizon, const gpw_horizon_load
                             uint32_t k)
 {
     return is_known(horizon) ? round_of(horizon, load, k) : 0;
+}
+
+static double rate_of(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load, uint32_t k)
+{
+    return gpw_horizon_yield(horizon, k) / round_of(horizon, load, k);
+}
+
+void gpw_horizon_follow(gpw_horizon_t *horizon, const gpw_horizon_t *other)
+{
+    if (!is_known(horizon) && is_known(other)) {
+        horizon->accepted = other->accepted;
+        horizon->tried = other->tried;
+        horizon->draft_us = other->draft_us;
+        horizon->row_us = other->row_us;
+    }
 }
 
 uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load)
@@ -86,19 +103,18 @@ uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t 
         h.draft_us = 1;
         h.row_us = ROW_COST;
         l.swap_us = 0;
+        l.riders = 1;
     }
-    double a = acceptance(horizon), best = 0, yield = 1, chance = 1;
-    uint32_t best_k = HORIZON_MIN;
-    for (uint32_t k = 1; k <= h.max; k++) {
-        chance *= a;
-        yield += chance;
-        double rate = yield / round_of(&h, &l, k);
-        if (k >= HORIZON_MIN && rate > best) {
-            best = rate;
-            best_k = k;
-        }
+    double best = 0;
+    for (uint32_t k = HORIZON_MIN; k <= h.max; k++) {
+        best = longer(best, rate_of(&h, &l, k));
     }
-    return best_k;
+    uint32_t k = l.riders > 1 ? h.max : HORIZON_MIN;
+    double enough = l.riders > 1 ? best * GROUP_RATE : best;
+    while (rate_of(&h, &l, k) < enough) {
+        k = l.riders > 1 ? k - 1 : k + 1;
+    }
+    return k;
 }
 
 static double mean(double before, double sample)

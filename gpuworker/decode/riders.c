@@ -9,6 +9,16 @@
 #define OWN_BLOCKS_MAX 16u // that a session holds behind what it has in common with others
 #define STEPS_MORE     4u  // that a rider may draft while the first layers come
 
+static uint32_t lesser(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint32_t rest(uint32_t of, uint32_t done)
+{
+    return of > done ? of - done : 0;
+}
+
 // Whether the chains of both are the same up to block `end`. A key stands for all before it.
 static bool is_common(const gpw_request_t *a, const gpw_request_t *b, uint32_t end)
 {
@@ -22,9 +32,17 @@ static bool is_verified(const gpw_request_t *request)
     return request->verify && request->compressor && request->holds_session && request->cached;
 }
 
-// Whether it wants its swap soon enough to come along in one of so many blocks: before that is over, or
-// with half of its draft. A verification costs by its rows, so a short one wastes little.
-static bool is_due(const gpw_request_t *r, uint32_t blocks)
+// Whether drafts of these lengths are of sessions that can stay in step.
+static bool is_like(uint32_t one, uint32_t other)
+{
+    return 2 * one >= other && 2 * other >= one;
+}
+
+// Whether it wants its swap soon enough to come along in one of so many blocks, which `leader` begins:
+// before that is over, or with half of its draft; or it is the leader's like: then it comes whatever it
+// has drafted, and is in step from then on. A verification costs by its rows, so a short one wastes
+// little.
+static bool is_due(const gpw_request_t *r, const gpw_request_t *leader, uint32_t blocks)
 {
     if (!is_verified(r) || r->swap.stream) {
         return false;
@@ -32,39 +50,89 @@ static bool is_due(const gpw_request_t *r, uint32_t blocks)
     if (r->step == GPW_STEP_SWAP) {
         return as_loop_now_us(r->engine->loop) >= r->swap_retry_us;
     }
-    if (r->step != GPW_STEP_DRAFT || !r->drafting || r->draft_count == 0) {
+    if (r->step != GPW_STEP_DRAFT || !r->drafting) {
         return false;
     }
-    uint32_t steps = r->round.target > r->draft_count ? r->round.target - r->draft_count : 0;
-    return 2 * (r->draft_count + STEPS_MORE) >= r->round.target ||
+    uint32_t steps = rest(r->round.target, r->draft_count);
+    return is_like(leader->round.wanted, r->round.wanted) ||
+           2 * (r->draft_count + STEPS_MORE) >= r->round.target ||
            steps * r->round.step_us <= gpw_swap_link_us(r->engine, blocks);
 }
 
-// Whether `r` drafts on the chain of `request`, and its swap has not begun.
-static bool drafts_on_chain_of(const gpw_request_t *r, const gpw_request_t *request)
+// Whether both have a chain of stored blocks in common, as far as they have both.
+static bool is_sharer_of(const gpw_request_t *r, const gpw_request_t *request)
 {
     uint32_t a = r->blocks.stored, b = request->blocks.stored;
-    return r != request && is_verified(r) && r->step == GPW_STEP_DRAFT && r->drafting &&
-           !r->swap.stream && is_common(request, r, a < b ? a : b);
+    return is_verified(r) && is_common(request, r, a < b ? a : b);
 }
 
-uint32_t gpw_riders_target(gpw_request_t *request, uint32_t target)
+// Sessions that draft and verify by turns.
+static bool takes_turns(const gpw_request_t *r)
+{
+    return r->holds_session && r->step >= GPW_STEP_SEAL && r->step <= GPW_STEP_RECOMPUTE;
+}
+
+// Whether one before it in the list is verified in the same swap.
+static bool has_leader(const gpw_request_t *request)
+{
+    const gpw_request_t *r = request->engine->first;
+    while (r != request && !(takes_turns(r) && is_sharer_of(r, request))) {
+        r = r->next;
+    }
+    return r != request;
+}
+
+void gpw_riders_load(const gpw_request_t *request, gpw_horizon_load_t *load)
 {
     const gpw_engine_t *engine = request->engine;
-    uint32_t best = target;
-    for (gpw_request_t *r = engine->first; engine->options.shared_verification && r; r = r->next) {
-        if (!drafts_on_chain_of(r, request)) {
-            continue;
-        }
-        uint32_t drafted = r->draft_count;
-        uint32_t left = r->round.target > drafted ? r->round.target - drafted : 0;
-        if (2 * left >= target) {
-            best = left < best ? left : best;
-        } else if (drafted + target <= r->round.limit) {
-            r->round.target = drafted + target; // it waits, and drafts meanwhile
+    bool shared = engine->options.shared_verification;
+    *load = (gpw_horizon_load_t){0};
+    for (const gpw_request_t *r = engine->first; r; r = r->next) {
+        if (takes_turns(r)) {
+            load->sessions++;
+            load->swaps += !(shared && is_verified(r) && has_leader(r));
+            load->riders += r == request || (shared && is_sharer_of(r, request));
         }
     }
-    return best;
+}
+
+const gpw_request_t *gpw_riders_like(const gpw_request_t *request)
+{
+    const gpw_request_t *found = NULL;
+    for (const gpw_request_t *r = request->engine->first; r && !found; r = r->next) {
+        bool alike = r != request && r->compressor == request->compressor && takes_turns(r);
+        found = alike && is_sharer_of(r, request) ? r : NULL;
+    }
+    return found;
+}
+
+// Whether `r` drafts on the chain of `request`, as long as that wants to, and its swap has not begun.
+static bool drafts_beside(const gpw_request_t *r, const gpw_request_t *request)
+{
+    return r != request && is_sharer_of(r, request) && r->step == GPW_STEP_DRAFT && r->drafting &&
+           !r->swap.stream && is_like(r->round.wanted, request->round.wanted);
+}
+
+uint32_t gpw_riders_target(gpw_request_t *request)
+{
+    const gpw_engine_t *engine = request->engine;
+    uint32_t wanted = request->round.wanted, left = wanted, room = wanted;
+    if (!engine->options.shared_verification) {
+        return wanted;
+    }
+    for (const gpw_request_t *r = engine->first; r; r = r->next) {
+        if (drafts_beside(r, request)) {
+            left = lesser(left, rest(r->round.target, r->draft_count));
+            room = lesser(room, rest(r->round.limit, r->draft_count));
+        }
+    }
+    uint32_t steps = lesser((left + wanted + 1) / 2, room);
+    for (gpw_request_t *r = engine->first; r; r = r->next) {
+        if (drafts_beside(r, request) && r->draft_count + steps > r->round.target) {
+            r->round.target = r->draft_count + steps;
+        }
+    }
+    return steps > 0 ? steps : lesser(wanted, 1);
 }
 
 static bool is_shared(const gpw_request_t *request)
@@ -115,7 +183,7 @@ void gpw_riders_widen(const gpw_request_t *request, gpw_stream_range_t *range)
         uint32_t end = range->first + range->count, first;
         uint32_t count = gpw_swap_range(r, r->blocks.stored, &first);
         if (r != request && first == range->first && count > range->count &&
-            is_common(request, r, end) && is_due(r, count)) {
+            is_common(request, r, end) && is_due(r, request, count)) {
             range->chain = r;
             range->count = count;
         }
@@ -130,7 +198,7 @@ void gpw_riders_join(gpw_request_t *request, const gpw_stream_range_t *range)
         uint32_t count = gpw_swap_range(r, r->blocks.stored, &first);
         if (r == request || count == 0 || first < range->first ||
             first + count > range->first + range->count ||
-            !is_common(range->chain, r, first + count) || !is_due(r, range->count)) {
+            !is_common(range->chain, r, first + count) || !is_due(r, request, range->count)) {
             continue;
         }
         ride(r, stream, first, count);

@@ -15,26 +15,18 @@ static uint32_t swap_blocks(const gpw_request_t *request)
     return gpw_swap_range(request, request->blocks.stored, &first);
 }
 
-// Sessions that draft and verify by turns.
-static uint32_t sharers(const gpw_engine_t *engine)
-{
-    uint32_t count = 0;
-    for (const gpw_request_t *r = engine->first; r; r = r->next) {
-        count += r->holds_session && r->step >= GPW_STEP_SEAL && r->step <= GPW_STEP_RECOMPUTE;
-    }
-    return count;
-}
-
 static gpw_horizon_load_t load_of(const gpw_request_t *request)
 {
     const gpw_engine_t *engine = request->engine;
     double layers = engine->shape.layers;
     bool pushed = engine->options.push_down == GPW_PUSH_DOWN_ON;
     double hidden = engine->options.overlap ? engine->options.swap_ring_layers : 0;
-    return (gpw_horizon_load_t){.sessions = sharers(engine),
-                                .swap_us =
-                                    pushed ? 0 : gpw_swap_link_us(engine, swap_blocks(request)),
-                                .exposed = hidden < layers ? 1 - hidden / layers : 0};
+    gpw_horizon_load_t load;
+    gpw_riders_load(request, &load);
+    load.swap_us = pushed ? 0 : gpw_swap_link_us(engine, swap_blocks(request));
+    load.exposed = hidden < layers ? 1 - hidden / layers : 0;
+    load.riders = load.swap_us > 0 ? load.riders : 1;
+    return load;
 }
 
 void gpw_round_begin(gpw_request_t *request)
@@ -42,12 +34,17 @@ void gpw_round_begin(gpw_request_t *request)
     gpw_round_t *round = &request->round;
     uint32_t left = gpw_request_drafts_left(request);
     gpw_horizon_load_t load = load_of(request);
+    const gpw_request_t *like = gpw_riders_like(request);
+    if (like) {
+        gpw_horizon_follow(&request->horizon, &like->horizon);
+    }
     uint32_t target = gpw_horizon_get(&request->horizon, &load);
     round->begin_us = as_loop_now_us(request->engine->loop);
     round->draft_us = 0;
     uint32_t most = request->horizon.max < left ? request->horizon.max : left;
-    round->target = gpw_riders_target(request, target < left ? target : left);
-    round->limit = request->horizon.adaptive ? most : round->target;
+    round->wanted = target < left ? target : left;
+    round->limit = request->horizon.adaptive ? most : round->wanted;
+    round->target = gpw_riders_target(request);
     round->expected_us = gpw_horizon_round_us(&request->horizon, &load, round->target);
     round->expected_tokens = gpw_horizon_yield(&request->horizon, round->target);
     uint32_t steps = round->target > EARLY_STEPS ? round->target - EARLY_STEPS : 0;

@@ -16,7 +16,8 @@ struct gpw_request;
 
 typedef struct gpw_round {
     uint64_t begin_us, verify_us; // of the draft; of its verification
-    uint32_t target, limit;       // tokens to draft; most tokens
+    uint32_t wanted;              // tokens to draft, as the horizon says
+    uint32_t target, limit;       // in step with others on its chain; most tokens
     double draft_us;              // device time of the draft so far
     double
         step_us; // wall time of a draft step, all that came between included (decayed); 0: not known

@@ -156,7 +156,7 @@ static void worker_start(world_t *world, uint32_t index)
     options.ops = krn_cpu();
     options.threads = 1;
     options.block_tokens = world->options.block_tokens;
-    options.sessions_max = 3;
+    options.sessions_max = world->options.sessions ? world->options.sessions : 3;
     options.cache_bytes_max = world->options.cache_bytes_max;
     options.swap_ring_layers = 2;
     options.request_deadline_us = 60000000;

@@ -45,6 +45,7 @@ typedef struct world_options {
     uint64_t seed;
     uint32_t stores, workers;
     uint32_t replicas; // 0: 1
+    uint32_t sessions; // of a worker; 0: 3
     uint32_t block_tokens;
     uint64_t cache_bytes_max; // of a worker
     size_t ram_bytes;         // of a store

@@ -185,7 +185,7 @@ static void learn(gpw_horizon_t *horizon, uint32_t accepted_of_ten, double verif
     }
 }
 
-static const gpw_horizon_load_t alone = {.sessions = 1};
+static const gpw_horizon_load_t alone = {.sessions = 1, .swaps = 1, .riders = 1};
 
 static void the_horizon_follows_acceptance_and_cost(void **state)
 {
@@ -198,13 +198,15 @@ static void the_horizon_follows_acceptance_and_cost(void **state)
     learn(&fixed, 10, 1000);
     learn(&poor, 1, 6000);
     learn(&good, 9, 6000);
-    const gpw_horizon_load_t slow_link = {.sessions = 1, .swap_us = 20000, .exposed = 1};
+    const gpw_horizon_load_t slow_link = {
+        .sessions = 1, .swaps = 1, .riders = 1, .swap_us = 20000, .exposed = 1};
     assert_int_equal(gpw_horizon_get(&fixed, &alone), 7);
     assert_int_equal(gpw_horizon_get(&poor, &alone), 4);
     assert_true(gpw_horizon_get(&unknown, &alone) >= 4);
     assert_true(gpw_horizon_get(&good, &slow_link) > gpw_horizon_get(&good, &alone));
     learn(&good, 10, 6000);
-    const gpw_horizon_load_t slowest_link = {.sessions = 1, .swap_us = 1e6, .exposed = 1};
+    const gpw_horizon_load_t slowest_link = {
+        .sessions = 1, .swaps = 1, .riders = 1, .swap_us = 1e6, .exposed = 1};
     assert_int_equal(gpw_horizon_get(&good, &slowest_link), 64);
     gpw_horizon_init(&good, 2, 2, true);
     assert_int_equal(gpw_horizon_get(&good, &alone), 2); // never above what the operator allows
@@ -218,7 +220,7 @@ static void the_horizon_fills_the_time_that_the_link_takes(void **state)
     gpw_horizon_t horizon;
     gpw_horizon_init(&horizon, 16, 64, true);
     learn(&horizon, 9, 5500); // a draft step 1,000 us, a row 500
-    gpw_horizon_load_t load = {.sessions = 8, .exposed = 0.9};
+    gpw_horizon_load_t load = {.sessions = 8, .swaps = 8, .riders = 1, .exposed = 0.9};
     uint32_t free_link = gpw_horizon_get(&horizon, &load);
     load.swap_us = 100;
     assert_int_equal(gpw_horizon_get(&horizon, &load), free_link);
@@ -227,6 +229,38 @@ static void the_horizon_fills_the_time_that_the_link_takes(void **state)
     assert_in_range(k, 17, 20); // k * 1,000 + (k + 1) * 500 us of the device in 30,000 of the link
     assert_true(gpw_horizon_round_us(&horizon, &load, k) >= 8 * load.swap_us);
     assert_true(gpw_horizon_round_us(&horizon, &load, k - 4) == 8 * load.swap_us);
+}
+
+static double rate(const gpw_horizon_t *horizon, const gpw_horizon_load_t *load, uint32_t k)
+{
+    return gpw_horizon_yield(horizon, k) / gpw_horizon_round_us(horizon, load, k);
+}
+
+// A swap that eight ride in is one swap: it hides what the device needs for eight, and no more.
+static void the_horizon_counts_a_shared_swap_once(void **state)
+{
+    (void)state;
+    gpw_horizon_t horizon, newcomer;
+    gpw_horizon_init(&horizon, 16, 64, true);
+    gpw_horizon_init(&newcomer, 16, 64, true);
+    learn(&horizon, 9, 5500); // a draft step 1,000 us, a row 500
+    const gpw_horizon_load_t each = {
+        .sessions = 8, .swaps = 8, .riders = 1, .swap_us = 30000, .exposed = 0.9};
+    const gpw_horizon_load_t group = {
+        .sessions = 8, .swaps = 1, .riders = 8, .swap_us = 30000, .exposed = 0.9};
+    assert_true(gpw_horizon_round_us(&horizon, &group, 4) == 8 * 4 * 1000.0 + 0.9 * 30000);
+    assert_true(gpw_horizon_round_us(&horizon, &group, 20) == 8 * (20 * 1000.0 + 21 * 500.0));
+    assert_true(gpw_horizon_round_us(&horizon, &each, 4) == 8 * 30000.0);
+    uint32_t k = gpw_horizon_get(&horizon, &group);
+    assert_true(k < gpw_horizon_get(&horizon, &each));
+    for (uint32_t other = 4; other <= 64; other++) {
+        assert_true(rate(&horizon, &group, k) >= 0.875 * rate(&horizon, &group, other));
+    }
+    gpw_horizon_follow(&newcomer, &horizon);
+    assert_int_equal(gpw_horizon_get(&newcomer, &group), k);
+    learn(&newcomer, 1, 5500);
+    gpw_horizon_follow(&newcomer, &horizon); // it knows for itself
+    assert_true(gpw_horizon_get(&newcomer, &group) < k);
 }
 
 int main(void)
@@ -240,6 +274,7 @@ int main(void)
         cmocka_unit_test(a_residual_stays_out_of_the_segment),
         cmocka_unit_test(the_horizon_follows_acceptance_and_cost),
         cmocka_unit_test(the_horizon_fills_the_time_that_the_link_takes),
+        cmocka_unit_test(the_horizon_counts_a_shared_swap_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
