@@ -99,9 +99,10 @@ void gpw_riders_load(const gpw_request_t *request, gpw_horizon_load_t *load)
 const gpw_request_t *gpw_riders_like(const gpw_request_t *request)
 {
     const gpw_request_t *found = NULL;
-    for (const gpw_request_t *r = request->engine->first; r && !found; r = r->next) {
+    for (const gpw_request_t *r = request->engine->first; r; r = r->next) {
         bool alike = r != request && r->compressor == request->compressor && takes_turns(r);
-        found = alike && is_sharer_of(r, request) ? r : NULL;
+        bool knows_more = !found || r->horizon.tried > found->horizon.tried;
+        found = alike && knows_more && is_sharer_of(r, request) ? r : found;
     }
     return found;
 }

@@ -23,7 +23,7 @@ struct gpw_request;
 
 // What sharing makes of the load: sessions, swaps and riders (decode/horizon.h).
 void gpw_riders_load(const struct gpw_request *request, gpw_horizon_load_t *load);
-// A session on the same chain with the same compressor, which may know what to expect of drafts; or NULL.
+// Of the sessions on the same chain with the same compressor the one that knows most of drafts; or NULL.
 const struct gpw_request *gpw_riders_like(const struct gpw_request *request);
 // How long the draft that `request` begins should be, to be complete with those of its like on the same
 // chain: half way between what they have left and what it wants. Theirs are lengthened to that.

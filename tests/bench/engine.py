@@ -7,7 +7,8 @@ main     8 sessions of 8,192 tokens (prompt and answer), each on a text of its o
          with prompt lookup; not verified. Every verified answer is compared, tokens and logits, with the one over a full cache
          that stays in memory. Beside them the ceiling that measured rates allow (engine_ceiling.py)
 sweep    1, 4 and 16 sessions of 8,192 tokens, and 8 of 1,024 and 4,096, at 1 Gbit/s
-shared   8 sessions on one prompt: verified in one swap, and each by itself
+shared   8 sessions on one prompt: verified in one swap, and each by itself. Where one swap serves all, the device binds before the
+         link does, so the horizon is shorter, and bytes of a token tell of two things; at_equal_drafts both have the same one
 first    one session whose prefix another host has, 1 Gbit/s: seconds to the first and to the 64th token, where all is fetched
          first; by push-down; by swaps; and where the sealed form is stored too and comes first
 runs     drafts of 64 by each compressor: how many verification accepts, by position
@@ -210,6 +211,10 @@ def bench_shared(quick):
         shared, separate = (bench.run(cell, arm, one_chain=True) for arm in (cells.SHARED, cells.SEPARATE))
         row("shared_bytes_vs_separate", moved(shared, separate) if shared else None, 1 / 6, at_most=True)
         row("shared_tokens_vs_separate", ratio(shared, separate), 1.5)
+        row("shared_riders_of_a_swap", shared["riders"] if shared else None)
+        shared, separate = (bench.run(cell, arm, one_chain=True) for arm in (cells.SHARED_EQUAL, cells.SEPARATE_EQUAL))
+        row("shared_bytes_vs_separate_at_equal_drafts", moved(shared, separate) if shared else None, 1 / 6, at_most=True)
+        row("shared_tokens_vs_separate_at_equal_drafts", ratio(shared, separate))
         bench.rows_identical()
         return {"results": bench.results}
 

@@ -19,8 +19,9 @@ TRACE = "trace.json"  # in the worker's folder
 WORKSPACE_BYTES = 80 << 20
 COUNTED = ("tokens", "drafted_tokens", "accepted_tokens", "swapped_bytes", "pushed_bytes", "pushed_verifications", "fetched_bytes",
            "recomputed_blocks", "recompute_chosen_blocks", "restarts", "push_refused", "verify", "batch_layers", "batch_passes",
-           "requests_failed", "swap_hidden_us", "swap_moving_us", "proposed_tokens", "proposals_accepted")
+           "requests_failed", "swap_hidden_us", "swap_moving_us", "proposed_tokens", "proposals_accepted", "shared_swaps")
 HORIZON = 64  # most drafted tokens; below it horizons adapt
+EQUAL = 48    # of arms that are compared at equal drafts
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,9 @@ AUTO = arm("push_down_auto", "kivi4", "--push-down=auto")
 LOOKUP = arm("prompt_lookup", "kivi4", "--prompt-lookup=8")
 SHARED = arm("shared", "kivi4", "--shared-verification=on")
 SEPARATE = arm("separate", "kivi4", "--shared-verification=off")
+# The same with drafts of one length, whatever the horizon would say of each.
+SHARED_EQUAL = arm(f"shared_drafts_of_{EQUAL}", "kivi4", "--shared-verification=on", horizon=EQUAL)
+SEPARATE_EQUAL = arm(f"separate_drafts_of_{EQUAL}", "kivi4", "--shared-verification=off", horizon=EQUAL)
 # The sealed form of a stored prefix comes first, and the first token by push-down, before any block.
 SEALED_PUSH = arm("sealed_push_down", "kivi4", "--push-down=on", "--store-sealed=on")
 SEALED = arm("sealed", "kivi4", "--push-down=auto", "--store-sealed=on")
@@ -176,6 +180,7 @@ class Run:
             "verifications": own["verify"], "accepted": own["accepted_tokens"], "drafted": own["drafted_tokens"],
             "mean_accepted_run": own["accepted_tokens"] / own["verify"] if own["verify"] else None,
             "mean_draft": own["drafted_tokens"] / own["verify"] if own["verify"] else None,
+            "riders": own["verify"] / (own["verify"] - own["shared_swaps"]) if own["verify"] > own["shared_swaps"] else None,
             "batch": own["batch_passes"] / own["batch_layers"] if own["batch_layers"] else None,
             "hidden": own["swap_hidden_us"] / own["swap_moving_us"] if own["swap_moving_us"] else None, "first_token_s": sorted(session.times[0] - session.started for session in self.sessions),
             "cpu_s_per_token": {"worker": cpu["worker_cpu_s"] / per, "store": cpu["store_cpu_s"] / per},
