@@ -8,8 +8,8 @@
 //
 // What it returns is the draft's target. The draft may be shorter: cut by what is left of the answer,
 // by an end token, or to be complete with those of sessions on the same chain (decode/riders.c). It is
-// longer, up to `max`, for these too, and while the link is busy: who wants a bound on that changes
-// `limit` in gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
+// longer, up to `max`, for these too, where a quarter more is the rest of the answer, and while the link
+// is busy: who wants a bound on that changes `limit` in gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
 //
 // tests/unit/gpuworker/test_resident.c tests the formula. What was expected stands in the metrics
 // assay_worker_round_expected_* beside what came (assay_worker_round_*), so a policy is judged by

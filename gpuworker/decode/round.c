@@ -7,6 +7,7 @@
 
 // Draft steps before a draft's end at which its swap begins: they hide the way of its first layers.
 #define EARLY_STEPS 4u
+#define LAST_PART   4u   // of a draft: what is left behind it is not worth a swap of its own
 #define NEWEST      0.25 // weight of the newest round
 
 static uint32_t swap_blocks(const gpw_request_t *request)
@@ -42,7 +43,8 @@ void gpw_round_begin(gpw_request_t *request)
     round->begin_us = as_loop_now_us(request->engine->loop);
     round->draft_us = 0;
     uint32_t most = request->horizon.max < left ? request->horizon.max : left;
-    round->wanted = target < left ? target : left;
+    bool is_last = request->horizon.adaptive && left == most && left <= target + target / LAST_PART;
+    round->wanted = target < left && !is_last ? target : left;
     round->limit = request->horizon.adaptive ? most : round->wanted;
     round->target = gpw_riders_target(request);
     round->expected_us = gpw_horizon_round_us(&request->horizon, &load, round->target);
