@@ -151,6 +151,9 @@ bool cli_read_file(const char *path, cli_text_t *text);
 
 // GETs JSON. NULL: a message was printed.
 json_t *cli_http_get(const char *url);
+// POSTs JSON. The answer, also one that is an error: code_p has the HTTP code. NULL: a message was
+// printed.
+json_t *cli_http_post(const char *url, const json_t *body, long *code_p);
 // POSTs JSON and reads the answer's stream of events; on_event returns false to end it. False: a
 // message was printed.
 typedef bool (*cli_event_fn)(void *ctx, json_t *event);
@@ -161,6 +164,7 @@ bool cli_http_stream(const char *url, const json_t *body, cli_event_fn on_event,
 typedef struct cli_ask {
     const char *url;    // of the worker
     const char *prompt; // or the user's message
+    json_t *tokens;     // the prompt as token ids; NULL: it is text
     bool chat;
     const char *system; // chat: NULL leaves it to the model's template
     int64_t max_tokens;

@@ -58,6 +58,9 @@ static bool put(json_t *object, const char *name, json_t *value)
 
 static bool put_prompt(json_t *body, const cli_ask_t *ask)
 {
+    if (ask->tokens) {
+        return json_object_set(body, "prompt", ask->tokens) == 0;
+    }
     if (!ask->chat) {
         return put(body, "prompt", json_string(ask->prompt));
     }

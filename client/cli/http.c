@@ -90,8 +90,9 @@ typedef struct exchange {
     cli_text_t body; // whole, or the line of the stream that is not complete yet
     cli_event_fn on_event;
     void *ctx;
-    bool ended;  // [DONE] came, or on_event ended it
-    bool failed; // an error event, or out of memory: said already
+    bool ended;   // [DONE] came, or on_event ended it
+    bool failed;  // an error event, or out of memory: said already
+    long *code_p; // not NULL: takes the code of an answer, which then is one whatever it is
 } exchange_t;
 
 static void complain_reply(const char *url, long code, const cli_text_t *body)
@@ -198,10 +199,12 @@ static bool perform(exchange_t *exchange, const char *url, const char *post)
                      url);
     } else if (result != CURLE_OK) {
         cli_complain("%s: %s", url, curl_easy_strerror(result));
+    } else if (exchange->code_p) {
+        *exchange->code_p = code;
     } else if (code != 200) {
         complain_reply(url, code, &exchange->body);
     }
-    return result == CURLE_OK && code == 200;
+    return result == CURLE_OK && (exchange->code_p || code == 200);
 }
 
 static bool exchange(exchange_t *state, const char *url, const char *post)
@@ -216,17 +219,36 @@ static bool exchange(exchange_t *state, const char *url, const char *post)
     return done;
 }
 
-json_t *cli_http_get(const char *url)
+static json_t *json_of(exchange_t *state, const char *url, const char *post)
 {
-    exchange_t state = {0};
     json_t *json = NULL;
-    if (exchange(&state, url, NULL)) {
-        json = json_loadb(state.body.bytes ? state.body.bytes : "", state.body.count, 0, NULL);
+    if (exchange(state, url, post)) {
+        json = json_loadb(state->body.bytes ? state->body.bytes : "", state->body.count, 0, NULL);
         if (!json) {
             cli_complain("%s did not answer with JSON: is it a worker?", url);
         }
     }
-    cli_text_fini(&state.body);
+    cli_text_fini(&state->body);
+    return json;
+}
+
+json_t *cli_http_get(const char *url)
+{
+    exchange_t state = {0};
+    return json_of(&state, url, NULL);
+}
+
+json_t *cli_http_post(const char *url, const json_t *body, long *code_p)
+{
+    char *text = json_dumps(body, JSON_COMPACT);
+    exchange_t state = {.code_p = code_p};
+    json_t *json = NULL;
+    if (text) {
+        json = json_of(&state, url, text);
+    } else {
+        cli_complain("out of memory");
+    }
+    as_mem_free(text);
     return json;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `assay ruler`: long-context tasks with known answers (client/ruler): lists and generates them.
+// `assay ruler`: long-context tasks with known answers (client/ruler): lists and generates them;
+// `run` is in ruler_run.c.
 #include <string.h>
 
 #include "client/cli/ruler.h"
@@ -143,7 +144,7 @@ int cli_ruler(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } verbs[] = {{"tasks", list_tasks}, {"generate", generate}};
+    } verbs[] = {{"tasks", list_tasks}, {"generate", generate}, {"run", cli_ruler_run}};
     const char *verb = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
         if (strcmp(verb, verbs[i].name) == 0) {
@@ -153,7 +154,8 @@ int cli_ruler(int argc, char **argv)
     bool help = strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0;
     fputs("usage: assay ruler tasks               list the tasks\n"
           "       assay ruler generate [OPTIONS]  print samples\n"
-          "`assay ruler generate --help` tells the options\n",
+          "       assay ruler run [OPTIONS]       ask a worker, and show the scores\n"
+          "`assay ruler run --help` tells the options\n",
           help ? stdout : stderr);
     return help ? 0 : 2;
 }

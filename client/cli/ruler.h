@@ -50,6 +50,8 @@ typedef struct cli_ruler_set {
         .metavar = "N", .help = "equal seeds give equal samples"                                   \
     }
 
+int cli_ruler_run(int argc, char **argv); // ruler_run.c
+
 // Finds the tasks by their names. False: a message was printed.
 bool cli_ruler_find_tasks(cli_ruler_set_t *set);
 // Sample `index` of a task, by the caller's count. False: a message was printed.

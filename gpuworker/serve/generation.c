@@ -210,32 +210,14 @@ static void reply_end(gpw_generation_t *generation)
 
 // ---- Events of the worker
 
-static int code_of(as_status_t status)
-{
-    switch (status) {
-    case AS_ERR_INVALID:
-    case AS_ERR_LIMIT:
-    case AS_ERR_UNSUPPORTED:
-        return 400;
-    case AS_ERR_BUSY:
-        return 429;
-    case AS_ERR_DEADLINE:
-        return 504;
-    case AS_ERR_CANCELLED:
-    case AS_ERR_NO_MEMORY:
-        return 503;
-    default:
-        return 500;
-    }
-}
-
 static void fail(gpw_generation_t *generation, as_status_t status, const char *message)
 {
     if (!generation->failed) {
         const char *reason =
             status == AS_ERR_LIMIT ? "context_length_exceeded" : as_status_str(status);
-        gpw_api_error_set(&generation->error, (gpw_api_fault_t){code_of(status), reason, NULL},
-                          "%s", message && message[0] ? message : as_status_str(status));
+        gpw_api_error_set(&generation->error,
+                          (gpw_api_fault_t){gpw_reply_code(status), reason, NULL}, "%s",
+                          message && message[0] ? message : as_status_str(status));
         generation->failed = true;
     }
     gpw_generation_cancel(generation);
@@ -354,7 +336,7 @@ static bool render(gpw_generation_t *generation)
     bool unknown = status == AS_ERR_UNSUPPORTED;
     gpw_api_error_set(
         &generation->error,
-        (gpw_api_fault_t){code_of(status), unknown ? "no_chat_template" : "invalid_value",
+        (gpw_api_fault_t){gpw_reply_code(status), unknown ? "no_chat_template" : "invalid_value",
                           "messages"},
         "%s",
         unknown ? "this model has no chat template that is known here: use /v1/completions"
@@ -368,7 +350,7 @@ static bool refuse_prompt(gpw_generation_t *generation, as_status_t status)
     bool limit = status == AS_ERR_LIMIT;
     gpw_api_error_set(
         &generation->error,
-        (gpw_api_fault_t){status == AS_OK ? 400 : code_of(status),
+        (gpw_api_fault_t){status == AS_OK ? 400 : gpw_reply_code(status),
                           limit ? "context_length_exceeded" : "invalid_value",
                           generation->request.kind == GPW_API_CHAT ? "messages" : "prompt"},
         limit ? "the prompt is longer than the context of %u tokens: shorten it"
@@ -446,11 +428,24 @@ static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *
     return true;
 }
 
-// Hands the tokens of the prompt to the worker. False: the error is set.
+// The tokens are the answer. False: nothing was submitted.
+static bool reply_tokens(gpw_generation_t *generation, const int32_t *tokens, size_t token_count)
+{
+    as_http_request_t *http = generation->http;
+    generation->http = NULL;
+    as_http_request_set_user(http, NULL);
+    gpw_serve_reply_json(http, 200, gpw_reply_tokens(generation, tokens, token_count));
+    return false;
+}
+
+// Hands the tokens of the prompt to the worker. False: the error is set, or all is answered.
 static bool submit_all(gpw_generation_t *generation, const int32_t *tokens, size_t token_count)
 {
     gpw_serve_t *serve = generation->serve;
     gpw_api_request_t *request = &generation->request;
+    if (generation->only_tokens) {
+        return reply_tokens(generation, tokens, token_count);
+    }
     if (!check_context(generation, token_count)) {
         return false;
     }
@@ -583,13 +578,14 @@ static bool admit(gpw_generation_t *generation, gpw_api_kind_t kind, const as_ht
 }
 
 void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_kind_t kind,
-                          const as_http_call_t *call)
+                          const as_http_call_t *call, bool only_tokens)
 {
     gpw_generation_t *generation = generation_alloc(serve, http);
     if (!generation) {
         gpw_serve_reply_json(http, 503, NULL);
         return;
     }
+    generation->only_tokens = only_tokens;
     as_http_request_set_user(http, generation);
     if (!admit(generation, kind, call)) {
         end_unsubmitted(generation);

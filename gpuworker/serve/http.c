@@ -111,12 +111,24 @@ typedef struct route {
 static void post_completions(gpw_serve_t *serve, as_http_request_t *http,
                              const as_http_call_t *call)
 {
-    gpw_generation_start(serve, http, GPW_API_COMPLETION, call);
+    gpw_generation_start(serve, http, GPW_API_COMPLETION, call, false);
 }
 
 static void post_chat(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
 {
-    gpw_generation_start(serve, http, GPW_API_CHAT, call);
+    gpw_generation_start(serve, http, GPW_API_CHAT, call, false);
+}
+
+static void post_completion_tokens(gpw_serve_t *serve, as_http_request_t *http,
+                                   const as_http_call_t *call)
+{
+    gpw_generation_start(serve, http, GPW_API_COMPLETION, call, true);
+}
+
+static void post_chat_tokens(gpw_serve_t *serve, as_http_request_t *http,
+                             const as_http_call_t *call)
+{
+    gpw_generation_start(serve, http, GPW_API_CHAT, call, true);
 }
 
 static void get_models(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
@@ -166,6 +178,8 @@ static void get_metrics(gpw_serve_t *serve, as_http_request_t *http, const as_ht
 static const route_t routes[] = {
     {"POST", "/v1/completions", post_completions},
     {"POST", "/v1/chat/completions", post_chat},
+    {"POST", "/v1/completions/tokenize", post_completion_tokens},
+    {"POST", "/v1/chat/completions/tokenize", post_chat_tokens},
     {"GET", "/v1/models", get_models},
     {"GET", "/health", get_health},
     {"GET", "/livez", get_live},

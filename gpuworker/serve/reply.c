@@ -16,6 +16,39 @@ json_t *gpw_reply_error(const gpw_api_error_t *error)
         "param", error->param[0] ? json_string(error->param) : json_null(), "code", error->reason);
 }
 
+int gpw_reply_code(as_status_t status)
+{
+    switch (status) {
+    case AS_ERR_INVALID:
+    case AS_ERR_LIMIT:
+    case AS_ERR_UNSUPPORTED:
+        return 400;
+    case AS_ERR_BUSY:
+        return 429;
+    case AS_ERR_DEADLINE:
+        return 504;
+    case AS_ERR_CANCELLED:
+    case AS_ERR_NO_MEMORY:
+        return 503;
+    default:
+        return 500;
+    }
+}
+
+json_t *gpw_reply_tokens(const gpw_generation_t *generation, const int32_t *tokens,
+                         size_t token_count)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < token_count; i++) {
+        if (json_array_append_new(array, json_integer(tokens[i])) != 0) {
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return json_pack("{s:I, s:I, s:o}", "count", (json_int_t)token_count, "max_model_len",
+                     (json_int_t)generation->serve->limits.context_max, "tokens", array);
+}
+
 // ---- Usage
 
 static void add_usage(gpw_usage_t *sum, const gpw_choice_t *choice)

@@ -58,6 +58,7 @@ struct gpw_generation {
     gpw_prompt_t conversation; // what is tokenized, of a chat
     char id[40];
     int64_t created_s;
+    bool only_tokens;
     bool streaming; // 200 and the first chunk are out
     bool failed;    // `error` is the answer
     gpw_api_error_t error;
@@ -95,9 +96,9 @@ void gpw_serve_reply_error(gpw_serve_t *serve, as_http_request_t *http,
                            const gpw_api_error_t *error);
 void gpw_serve_generation_ended(gpw_serve_t *serve);
 
-// generation.c: answers the request now or later.
+// generation.c: answers the request now or later. only_tokens: with those of its prompt.
 void gpw_generation_start(gpw_serve_t *serve, as_http_request_t *http, gpw_api_kind_t kind,
-                          const as_http_call_t *call);
+                          const as_http_call_t *call, bool only_tokens);
 void gpw_generation_abort(gpw_generation_t *generation); // the client has left
 void gpw_generation_cancel(gpw_generation_t *generation);
 void gpw_generation_free(gpw_generation_t *generation);
@@ -111,7 +112,10 @@ as_status_t gpw_choice_finish(gpw_choice_t *choice) AS_MUST_USE;
 bool gpw_choice_has_news(const gpw_choice_t *choice);
 void gpw_choice_sent(gpw_choice_t *choice); // forgets what was to be sent
 
-// reply.c: JSON of answers. NULL when out of memory.
+// reply.c: JSON of answers, NULL when out of memory; the HTTP code of a failure.
+int gpw_reply_code(as_status_t status);
+json_t *gpw_reply_tokens(const gpw_generation_t *generation, const int32_t *tokens,
+                         size_t token_count);
 json_t *gpw_reply_error(const gpw_api_error_t *error);
 json_t *gpw_reply_whole(const gpw_generation_t *generation);
 json_t *gpw_reply_place(const gpw_generation_t *generation, const gpw_choice_t *choice,
