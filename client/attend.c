@@ -201,7 +201,13 @@ void assay_attend_layer(assay_attend_t *attend, uint32_t layer, uint32_t rows, c
     attend->q = q;
     attend->q_crc = as_crc32c(0, q, q_bytes(attend));
     attend->asked_us = assay_now_us(attend->fetch->client);
+    assay_fetch_keep_time(attend->fetch);
     pump_soon(attend);
+}
+
+bool assay_attend_is_idle(const assay_attend_t *attend)
+{
+    return !attend->wanted;
 }
 
 void assay_attend_end(assay_attend_t *attend)

@@ -108,7 +108,7 @@ typedef struct assay_fetch_args {
     const uint64_t *node_ids;
     uint32_t first_block; // index in its chain of keys[0]: runs are aligned to the chain
     uint32_t block_count;
-    uint64_t deadline_us; // from now
+    uint64_t deadline_us; // from now; stands still while every slot waits for its release
     uint32_t tenant;      // whose they are, where the token is a peer's; else 0
     // How urgent it is, beside other fetches and at the store: what is less so gives way.
     assay_urgency_t urgency;
@@ -186,7 +186,7 @@ typedef struct assay_attend_args {
     uint32_t block_count;
     float scale;          // of the logits
     uint32_t rows_max;    // of a layer
-    uint64_t deadline_us; // from now, of all layers
+    uint64_t deadline_us; // from now, of all layers; stands still while none is asked for
     uint32_t tenant;
     // Where the answers come: assay_attend_piece_bytes for each piece, which are at most two where one
     // store has all blocks, and one for each run of AS_RUN_BLOCKS and one more where several do. A chain

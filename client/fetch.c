@@ -15,7 +15,7 @@
 //   ENDED     on_done was called; waits for callbacks of the network that refer to the fetch but
 //             to no memory of the caller.
 //
-// on_done comes once, and by the deadline: reads that are only asked for are forgotten, and a store
+// on_done comes once, and by the deadline (of the stores: lease.c): reads that are only asked for are forgotten, and a store
 // whose bytes are on their way and do not come loses its connection, which ends them. Callbacks
 // come from the loop, never from inside of start, release or cancel: these only post.
 #include <string.h>
@@ -369,6 +369,7 @@ static void hand_out(assay_fetch_t *fetch)
         fetch->args.on_layer(fetch->args.ctx, layer);
         fetch->calling = false;
     }
+    assay_fetch_keep_time(fetch);
 }
 
 void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer)
@@ -376,6 +377,7 @@ void assay_fetch_release(assay_fetch_t *fetch, uint32_t layer)
     if (layer < fetch->args.shape.layers && layer < fetch->next_layer &&
         fetch->state == FETCH_READING) {
         fetch->released[layer] = true;
+        assay_fetch_keep_time(fetch);
         as_loop_post(fetch->client->options.loop, &fetch->pump);
     }
 }
@@ -541,6 +543,7 @@ static void on_timer(void *ctx)
         }
         return;
     }
+    assay_fetch_keep_time(fetch);
     if (now_us >= fetch->deadline_us) {
         bool reading = fetch->state == FETCH_READING;
         uint32_t hole = reading && fetch->args.layer_slots == assay_fetch_layers(fetch)

@@ -274,8 +274,9 @@ struct assay_fetch {
     as_timer_t *timer; // deadline, time to locate, stalls
     as_task_t pump;    // there may be something to ask for or to copy
     uint64_t began_us, deadline_us, locate_until_us;
-    uint64_t again_us; // when what was refused is asked again; 0: nothing was
-    uint64_t wait_us;  // for that, the last time; 0: something came since
+    uint64_t caller_since_us; // since when it only waits for the caller; 0: it does not
+    uint64_t again_us;        // when what was refused is asked again; 0: nothing was
+    uint64_t wait_us;         // for that, the last time; 0: something came since
     bool renewing;     // then, too: blocks that a store was too busy for are asked of all again
     uint64_t found_us; // when a block was last located for the first time
     void *arena;
@@ -334,7 +335,10 @@ void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us);
 bool assay_lease_holds(const assay_part_t *part); // what was read under it until now is right
 // Asks for more time where half of it is over. Returns when to look again, at `until_us` at the latest.
 uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until_us);
-void assay_lease_give(assay_part_t *part);      // back
+void assay_lease_give(assay_part_t *part); // back
+// Lets the deadline stand still for as long as only the caller was waited for. To be called when that
+// may have begun or ended, and before the deadline is looked at.
+void assay_fetch_keep_time(assay_fetch_t *fetch);
 void assay_lease_release(assay_fetch_t *fetch); // gives all back
 
 // fetch.c
@@ -372,9 +376,10 @@ void assay_read_check_stalls(assay_fetch_t *fetch, uint64_t now_us);
 
 // attend.c: of a fetch whose blocks are attended to where they are.
 void assay_attend_pump(assay_attend_t *attend);
-void assay_attend_forget(assay_attend_t *attend); // what is only asked for
-void assay_attend_cut(assay_attend_t *attend);    // what does not come in time
-void assay_attend_free(assay_attend_t *attend);   // with its fetch; NULL is fine
+bool assay_attend_is_idle(const assay_attend_t *attend); // no layer is asked for
+void assay_attend_forget(assay_attend_t *attend);        // what is only asked for
+void assay_attend_cut(assay_attend_t *attend);           // what does not come in time
+void assay_attend_free(assay_attend_t *attend);          // with its fetch; NULL is fine
 
 // stage.c
 typedef struct assay_stage assay_stage_t;

@@ -4,7 +4,13 @@
 // A store grants so much time at once. When half of it is over the fetch asks for more, so a caller
 // that reads slowly, or a slow link, does not lose what it located. By our clock a lease ends before
 // it ends at the store: it counts from when the question was sent.
+//
+// A deadline is for the stores: it stands still while the caller has every slot of its ring (or asks for
+// no layer of an attend). Else a caller that computes longer on a layer than a store may take for all of
+// them would lose what it was about to read.
 #include "client/internal.h"
+
+#define CALLER_LEASE_MS 1000u // asked for at least, while the deadline stands still
 
 void assay_lease_take(assay_part_t *part, uint32_t lease_ms, uint64_t asked_us)
 {
@@ -29,6 +35,9 @@ static as_status_t send_renew(assay_call_t *call)
     const assay_part_t *part = call->owner;
     const assay_fetch_t *fetch = part->fetch;
     uint64_t left_ms = (fetch->deadline_us - part->renewal_us) / 1000 + 1;
+    if (fetch->caller_since_us != 0 && left_ms < CALLER_LEASE_MS) {
+        left_ms = CALLER_LEASE_MS;
+    }
     const as_wire_renew_t renew = {
         .head = as_wire_head(AS_WIRE_RENEW, assay_call_id(call)),
         .lease_id = part->lease_id,
@@ -65,8 +74,8 @@ static bool is_needed(const assay_part_t *part)
 uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until_us)
 {
     for (assay_part_t *part = fetch->parts; part; part = part->next) {
-        if (!is_needed(part) || now_us >= part->lease_until_us ||
-            part->lease_until_us >= fetch->deadline_us) {
+        bool outlasts = part->lease_until_us >= fetch->deadline_us && fetch->caller_since_us == 0;
+        if (!is_needed(part) || now_us >= part->lease_until_us || outlasts) {
             continue;
         }
         uint64_t half_us = part->lease_until_us - part->lease_us / 2;
@@ -89,6 +98,37 @@ uint64_t assay_lease_renew(assay_fetch_t *fetch, uint64_t now_us, uint64_t until
     }
     return until_us;
 }
+
+// ---- the deadline
+
+static bool waits_for_caller(const assay_fetch_t *fetch)
+{
+    if (fetch->state != FETCH_READING) {
+        return false;
+    }
+    if (fetch->attend) {
+        return assay_attend_is_idle(fetch->attend);
+    }
+    uint32_t slots = fetch->args.layer_slots, next = fetch->next_layer;
+    return next < fetch->layer_end && next - fetch->layer_first >= slots &&
+           !fetch->released[next - slots];
+}
+
+void assay_fetch_keep_time(assay_fetch_t *fetch)
+{
+    uint64_t now_us = assay_now_us(fetch->client);
+    if (fetch->caller_since_us != 0) {
+        uint64_t us = now_us - fetch->caller_since_us;
+        fetch->deadline_us += us < UINT64_MAX - fetch->deadline_us ? us : 0;
+    }
+    bool waits = waits_for_caller(fetch);
+    if (waits && fetch->caller_since_us == 0) {
+        as_timer_start(fetch->timer, 0); // leases are to be renewed from now on
+    }
+    fetch->caller_since_us = waits ? now_us : 0;
+}
+
+// ---- giving back
 
 void assay_lease_give(assay_part_t *part)
 {

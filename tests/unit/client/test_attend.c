@@ -441,6 +441,11 @@ static void a_full_queue_is_busy_at_once_and_does_all_it_took(void **state)
         busy += many[i].done && many[i].status == AS_ERR_BUSY;
     }
     for (uint32_t i = 0; i < MANY; i++) {
+        if (!many[i].done) {
+            assay_attend_end(many[i].attend);
+        }
+    }
+    for (uint32_t i = 0; i < MANY; i++) {
         finish(&many[i]);
     }
     assert_int_equal(done + busy, MANY);
@@ -468,6 +473,23 @@ static void cancelled_at_any_point_it_holds_nothing(void **state)
         assert_int_equal(a.status, AS_ERR_CANCELLED);
         world_close(&world);
     }
+}
+
+// The deadline is the stores', not the caller's.
+static void a_caller_that_asks_slowly_loses_nothing(void **state)
+{
+    (void)state;
+    attending_t a;
+    open_world(true, 1, 1);
+    assert_int_equal(begin(&a, CHAIN, CHAIN), AS_OK);
+    for (uint32_t layer = 0; layer < world.shape.layers; layer++) {
+        world_pass(&world, world_deadline_us(&world) / 2);
+        ask(&a, layer);
+        assert_true(layer_or_end(&a));
+    }
+    finish(&a);
+    assert_int_equal(a.status, AS_OK);
+    world_close(&world);
 }
 
 static void a_store_that_is_stopped_is_waited_for_until_the_deadline_at_most(void **state)
@@ -520,6 +542,7 @@ int main(void)
         cmocka_unit_test(more_pieces_than_the_buffer_holds_are_refused),
         cmocka_unit_test(a_full_queue_is_busy_at_once_and_does_all_it_took),
         cmocka_unit_test(cancelled_at_any_point_it_holds_nothing),
+        cmocka_unit_test(a_caller_that_asks_slowly_loses_nothing),
         cmocka_unit_test(a_store_that_is_stopped_is_waited_for_until_the_deadline_at_most),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
