@@ -315,7 +315,8 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     gpw_transfer_params_t params = *own;
     params.on_news = on_news;
     params.ctx = stream;
-    params.deadline_us = deadline_us < request->deadline_us ? deadline_us : request->deadline_us;
+    // Not by that of the request: others may come along, and who ends leaves (gpw_stream_leave).
+    params.deadline_us = deadline_us;
     params.shape = range->sealed ? own->shape : engine->shape;
     params.namespace_key = request->blocks.namespace_key;
     params.keys = engine->block_keys;

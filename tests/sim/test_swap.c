@@ -79,6 +79,33 @@ static void a_full_cache_that_is_not_kept_is_brought_for_every_token(void **stat
     end_world(&world);
 }
 
+// The rows behind a stored prefix take longer to compute than a store may take to bring it.
+static void a_prefix_is_not_lost_while_the_worker_computes(void **state)
+{
+    (void)state;
+    enum { STORED = 100, LAYER_US = 7000 };
+    static answer_t first, second;
+    world_t world;
+    world_options_t options = usual();
+    world_open(&world, &options);
+    world_run(&world, 2000000);
+    gpw_engine_t *engine = world.workers[0].worker->engine;
+    engine->options.swap_ring_layers = 1;
+    engine->options.batch_rows = (PROMPT - STORED) * WORLD_TICK_US / LAYER_US;
+    engine->options.fetch_deadline_us = LAYER_US;
+    gpw_request_params_t params = request_params(prompt, STORED, 1);
+    answer_submit(world.workers[0].worker, &params, &first);
+    run_to_end(&world, &first);
+    world_run(&world, 500000);
+    int64_t recomputed = gpw_metric_value(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL);
+    params = request_params(prompt, PROMPT, MAX_TOKENS);
+    answer_submit(world.workers[0].worker, &params, &second);
+    run_all_to_end(&world, &second, 1);
+    assert_int_equal(second.usage.cached_tokens, STORED / BLOCK_TOKENS * BLOCK_TOKENS);
+    assert_int_equal(gpw_metric_value(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL), recomputed);
+    end_world(&world);
+}
+
 // ---- Several sessions --------------------------------------------------------------------------
 
 enum { SESSIONS = 3 };
@@ -288,6 +315,33 @@ static void one_that_is_cancelled_does_not_stop_those_that_came_along(void **sta
     }
 }
 
+// Nor does one whose time is over.
+static void the_deadline_of_one_is_not_that_of_those_that_came_along(void **state)
+{
+    const setting_t setting = {.one_chain = true};
+    static answer_t answers[SESSIONS];
+    (void)state;
+    uint32_t late = 0;
+    for (uint32_t run = 0; run < 8; run++) {
+        world_t world;
+        open_stored(&world, &setting);
+        int64_t recomputed = gpw_metric_value(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL);
+        for (uint32_t i = 0; i < SESSIONS; i++) {
+            gpw_request_params_t params = drafted(&setting, i);
+            params.deadline_us = i == 0 ? 20000 + 4000 * run : 0;
+            answers[i].loop = world.loop;
+            answer_submit(world.workers[0].worker, &params, &answers[i]);
+        }
+        for (uint32_t i = 1; i < SESSIONS; i++) {
+            run_all_to_end(&world, &answers[i], 1);
+        }
+        late += answers[0].status == AS_ERR_DEADLINE;
+        assert_int_equal(gpw_metric_value(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL), recomputed);
+        end_world(&world);
+    }
+    assert_true(late > 0);
+}
+
 // Two whose chains part: the shorter one comes along where the longer one's blocks are brought, and
 // has blocks behind the common ones that only its segment holds.
 static void one_whose_chain_parts_takes_no_page_that_is_not_its_own(void **state)
@@ -330,11 +384,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_cache_that_is_not_kept_is_brought_for_every_token),
+        cmocka_unit_test(a_prefix_is_not_lost_while_the_worker_computes),
         cmocka_unit_test(swaps_are_hidden_under_what_is_computed),
         cmocka_unit_test(the_trace_shows_the_lanes),
         cmocka_unit_test(sessions_on_one_chain_are_verified_in_one_swap),
         cmocka_unit_test(one_whose_chain_parts_takes_no_page_that_is_not_its_own),
         cmocka_unit_test(one_that_is_cancelled_does_not_stop_those_that_came_along),
+        cmocka_unit_test(the_deadline_of_one_is_not_that_of_those_that_came_along),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
 }
