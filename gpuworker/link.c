@@ -142,8 +142,9 @@ static void io_fetch_done(void *ctx, as_status_t status, uint32_t hole_block)
     t->end.hole_block = hole_block;
     t->end.bytes = t->fetch ? assay_fetch_bytes(t->fetch) : 0;
     if (t->node_ids) {
+        size_t full = t->params.load_block_bytes;
         t->end.load_us = assay_client_load_us(t->link->client, t->node_ids, t->params.block_count,
-                                              as_block_bytes(&t->params.shape));
+                                              full ? full : as_block_bytes(&t->params.shape));
     }
     io_end(t, status);
 }
@@ -198,7 +199,7 @@ static as_status_t io_begin_fetch(gpw_transfer_t *t, uint64_t deadline_us)
     const gpw_transfer_params_t *p = &t->params;
     assay_fetch_args_t args = {.shape = p->shape,
                                .keys = t->keys,
-                               .node_ids = t->node_ids,
+                               .node_ids = p->load_block_bytes ? NULL : t->node_ids,
                                .first_block = p->first_block,
                                .block_count = p->block_count,
                                .deadline_us = deadline_us,

@@ -54,6 +54,9 @@ typedef struct gpw_transfer_params {
     as_key_t namespace_key;
     const as_key_t *keys;     // route, fetch; copied. put: keys[0]
     const uint64_t *node_ids; // fetch, or NULL; copied
+    // Fetch of sealed blocks, which are found by placement: bytes of a full one. The full ones are at node_ids,
+    // and load_us is of them. 0: it is of what is fetched.
+    size_t load_block_bytes;
     uint32_t first_block, block_count;
     uint32_t prompt_tokens; // route
     void *buffer;           // fetch, attend

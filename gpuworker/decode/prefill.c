@@ -178,7 +178,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     int32_t token = gpw_reply_choose(request, logits, request->token_count);
     bool pushed = gpw_swap_is_pushed(&request->swap);
     if (pushed) {
-        gpw_push_prefix_done(request); // it is sealed when the first token has left
+        gpw_push_prefix_done(request);
     }
     request->sealed.blocks = request->sealed.segment && !pushed ? sealed_target(request) : 0;
     request->blocks.tokens = request->token_count;
@@ -235,11 +235,11 @@ static gpw_turn_t begin(gpw_request_t *request)
     gpw_forward_slot_t *slot = few ? request->forward : request->long_forward;
     request->usage.cached_tokens = request->restarts ? request->usage.cached_tokens : position;
     as_status_t status = gpw_blocks_cover(blocks, request->token_count);
-    if (status == AS_OK && !gpw_swap_is_pushed(&request->swap) &&
-        gpw_request_keeps_blocks(request)) {
+    bool pushed = gpw_swap_is_pushed(&request->swap); // it is sealed when the first token has left
+    if (status == AS_OK && !pushed && gpw_request_keeps_blocks(request)) {
         status = hold_prefix(request);
     }
-    if (status == AS_OK && request->sealed.segment) {
+    if (status == AS_OK && !pushed && request->sealed.segment) {
         status = gpw_sealed_reserve(&request->sealed, sealed_target(request));
     }
     if (status == AS_OK) {
@@ -250,7 +250,7 @@ static gpw_turn_t begin(gpw_request_t *request)
     }
     request->prefill_us = request->swap.stream ? 0 : as_loop_now_us(request->engine->loop);
     gpw_turn_t turn = gpw_pass_begin(request, &prefill_pass, slot, position, rows);
-    return gpw_swap_is_pushed(&request->swap) ? gpw_pass_turn(request) : turn;
+    return pushed ? gpw_pass_turn(request) : turn;
 }
 
 gpw_turn_t gpw_prefill_turn(gpw_request_t *request)

@@ -4,19 +4,30 @@
 
 #include <string.h>
 
-#include "common/assert.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/resident/stored.h"
 
-bool gpw_prefix_is_pushed(const gpw_request_t *request, uint32_t blocks)
+// Whether stores may have the sealed form, of this shape.
+static bool is_stored_sealed(const gpw_request_t *request, as_shape_t *shape_p)
 {
     const gpw_engine_t *engine = request->engine;
-    uint32_t rows = request->token_count - blocks * engine->shape.block_tokens;
-    as_shape_t stored;
-    return engine->options.store_sealed && request->verify &&
-           gpw_stored_shape(request->compressor, &engine->shape, &stored) &&
-           rows <= request->horizon.max + 1 && gpw_push_prefix_pays(request, blocks, rows);
+    return engine->options.store_sealed && !request->sealed_missed &&
+           gpw_stored_shape(request->compressor, &engine->shape, shape_p);
+}
+
+bool gpw_prefix_is_pushed(const gpw_request_t *request, uint32_t blocks)
+{
+    uint32_t rows = request->token_count - blocks * request->engine->shape.block_tokens;
+    if (!request->compressor || !request->verify || rows > request->horizon.max + 1) {
+        return false;
+    }
+    as_shape_t shape;
+    bool sealed = is_stored_sealed(request, &shape);
+    if (!sealed && (gpw_observe_window(request) || gpw_request_keeps_blocks(request))) {
+        return false; // the rows' queries are to be observed where keys are; or the blocks to be kept
+    }
+    return gpw_push_prefix_pays(request, blocks, rows, sealed);
 }
 
 bool gpw_prefix_is_unsealed(const gpw_request_t *request)
@@ -26,18 +37,15 @@ bool gpw_prefix_is_unsealed(const gpw_request_t *request)
 
 // ---- The sealed form ---------------------------------------------------------------------------
 
-static as_status_t fetch_sealed(gpw_request_t *request)
+static as_status_t fetch_sealed(gpw_request_t *request, const as_shape_t *shape)
 {
     gpw_engine_t *engine = request->engine;
     uint32_t count = request->blocks.stored;
-    as_shape_t shape;
-    bool is_stored = gpw_stored_shape(request->compressor, &engine->shape, &shape);
-    AS_ASSERT(is_stored);
     if (!gpw_streams_may_begin(request)) {
         return AS_ERR_BUSY;
     }
     uint32_t slots = gpw_swap_ring_slots(engine);
-    size_t stride = count * as_extent_bytes(&shape);
+    size_t stride = count * as_extent_bytes(shape);
     as_status_t status = gpw_stream_open(request, slots * stride);
     if (status != AS_OK) {
         return status;
@@ -47,7 +55,7 @@ static as_status_t fetch_sealed(gpw_request_t *request)
     stream->layer_stride = stride;
     const gpw_stream_range_t range = {.count = count, .sealed = request->compressor};
     const gpw_transfer_params_t params = {.kind = GPW_TRANSFER_FETCH,
-                                          .shape = shape,
+                                          .shape = *shape,
                                           .buffer = stream->ring,
                                           .layer_stride = stride,
                                           .layer_slots = slots,
@@ -57,10 +65,10 @@ static as_status_t fetch_sealed(gpw_request_t *request)
 
 static as_status_t start(gpw_request_t *request)
 {
-    if (request->sealed_missed) {
-        return gpw_swap_start(request, 0, request->blocks.stored, NULL);
-    }
-    return fetch_sealed(request);
+    as_shape_t shape;
+    return is_stored_sealed(request, &shape)
+               ? fetch_sealed(request, &shape)
+               : gpw_swap_start(request, 0, request->blocks.stored, NULL);
 }
 
 static void take_layer(gpw_request_t *request, uint32_t layer)
@@ -113,10 +121,13 @@ gpw_turn_t gpw_prefix_seal_turn(gpw_request_t *request)
     gpw_swap_t *swap = &request->swap;
     if (!swap->stream) {
         as_status_t status = start(request);
-        if (status != AS_OK && status != AS_ERR_BUSY) {
-            return gpw_request_restart(request);
+        if (status == AS_OK) { // while the first layer is on its way
+            status = gpw_sealed_reserve(&request->sealed, request->blocks.stored);
+            return status == AS_OK
+                       ? GPW_TURN_WAIT
+                       : gpw_request_fail(request, status, "no memory for the sealed segment");
         }
-        return GPW_TURN_WAIT;
+        return status == AS_ERR_BUSY ? GPW_TURN_WAIT : gpw_request_restart(request);
     }
     uint32_t layers = request->blocks.shape.layers, hole = 0;
     while (swap->released < layers) {

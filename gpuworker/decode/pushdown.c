@@ -22,8 +22,11 @@
 #define LOAD_FRESH_US 300000000u
 #define PROBE_US      20000.0 // a swap that is over so soon leaves little to gain for a trial
 #define FAR           4.0
-#define REFUSED_US    1000000u // a store that refused may have room again
-#define RING_ALIGN    64u
+// A first token that does not spare the blocks' fetch, which only begins behind it, has to come in such a
+// part of that.
+#define LESS       4u
+#define REFUSED_US 1000000u // a store that refused may have room again
+#define RING_ALIGN 64u
 // Pieces beyond one for each run and the last one's head: a run or two that are not whole at one store.
 #define PIECES_SPARE 8u
 
@@ -55,9 +58,11 @@ void gpw_push_saw_wait(gpw_push_rates_t *rates, uint64_t wait_us, uint64_t units
 bool gpw_push_pays(const gpw_push_rates_t *rates, const gpw_push_question_t *question)
 {
     uint64_t now_us = question->now_us;
-    if (now_us < rates->refused_until_us || rates->load_us_per_byte <= 0 ||
-        now_us - rates->load_seen_us >= LOAD_FRESH_US) {
-        return false; // the swap measures
+    if (now_us < rates->refused_until_us) {
+        return false;
+    }
+    if (rates->load_us_per_byte <= 0 || now_us - rates->load_seen_us >= LOAD_FRESH_US) {
+        return question->bold; // else the swap measures
     }
     double swap_us = (double)question->bytes * rates->load_us_per_byte;
     double push_us = (double)question->units * rates->wait_us_per_unit;
@@ -78,8 +83,7 @@ static uint64_t units_of(const gpw_request_t *request, uint32_t blocks, uint32_t
     return (uint64_t)shape->layers * rows * blocks * shape->block_tokens;
 }
 
-// Instead of bringing `count` blocks.
-static bool is_wanted(const gpw_request_t *request, uint32_t count, uint64_t units)
+static bool is_wanted(const gpw_request_t *request, const gpw_push_question_t *question)
 {
     const gpw_engine_t *engine = request->engine;
     gpw_push_down_t mode = engine->options.push_down;
@@ -87,10 +91,7 @@ static bool is_wanted(const gpw_request_t *request, uint32_t count, uint64_t uni
         engine->shape.element != AS_ELEMENT_F16) {
         return false;
     }
-    const gpw_push_question_t question = {.bytes = (uint64_t)count * as_block_bytes(&engine->shape),
-                                          .units = units,
-                                          .now_us = as_loop_now_us(engine->loop)};
-    return mode == GPW_PUSH_DOWN_ON || gpw_push_pays(&engine->push, &question);
+    return mode == GPW_PUSH_DOWN_ON || gpw_push_pays(&engine->push, question);
 }
 
 // ---- The ring ----------------------------------------------------------------------------------
@@ -166,8 +167,12 @@ static as_status_t start(gpw_request_t *request)
 
 as_status_t gpw_push_or_swap(gpw_request_t *request, uint32_t first, uint32_t count)
 {
-    uint64_t units = units_of(request, request->blocks.stored, request->round.target + 1);
-    if (is_wanted(request, count, units)) {
+    const gpw_engine_t *engine = request->engine;
+    const gpw_push_question_t question = {
+        .bytes = (uint64_t)count * as_block_bytes(&engine->shape),
+        .units = units_of(request, request->blocks.stored, request->round.target + 1),
+        .now_us = as_loop_now_us(engine->loop)};
+    if (is_wanted(request, &question)) {
         as_status_t status = start(request);
         if (status == AS_OK || status == AS_ERR_BUSY) {
             return status;
@@ -176,9 +181,15 @@ as_status_t gpw_push_or_swap(gpw_request_t *request, uint32_t first, uint32_t co
     return gpw_swap_start(request, first, count, NULL);
 }
 
-bool gpw_push_prefix_pays(const gpw_request_t *request, uint32_t blocks, uint32_t rows)
+bool gpw_push_prefix_pays(const gpw_request_t *request, uint32_t blocks, uint32_t rows, bool sealed)
 {
-    return is_wanted(request, blocks, units_of(request, blocks, rows));
+    const gpw_engine_t *engine = request->engine;
+    uint64_t bytes = (uint64_t)blocks * as_block_bytes(&engine->shape);
+    const gpw_push_question_t question = {.bytes = sealed ? bytes : bytes / LESS,
+                                          .units = units_of(request, blocks, rows),
+                                          .now_us = as_loop_now_us(engine->loop),
+                                          .bold = sealed};
+    return is_wanted(request, &question);
 }
 
 as_status_t gpw_push_prefix(gpw_request_t *request)

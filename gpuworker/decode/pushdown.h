@@ -29,6 +29,8 @@ typedef struct gpw_push_question {
     uint64_t bytes; // that a swap would bring
     uint64_t units; // layers * rows * stored tokens
     uint64_t now_us;
+    // Nothing that is not pushed would tell how long loading takes: what is not known is tried.
+    bool bold;
 } gpw_push_question_t;
 
 // `auto`: whether pushing down is expected to take less time than bringing the blocks.
@@ -44,9 +46,10 @@ uint64_t gpw_push_ring(const struct gpw_request *request, uint64_t ring, uint64_
 // request's state say so, else by a swap of [first, first + count).
 as_status_t gpw_push_or_swap(struct gpw_request *request, uint32_t first,
                              uint32_t count) AS_MUST_USE;
-// Whether the rows behind a stored prefix of `blocks` blocks are to be computed by push-down, and the
-// beginning of that: the blocks are adopted.
-bool gpw_push_prefix_pays(const struct gpw_request *request, uint32_t blocks, uint32_t rows);
+// Whether the rows behind a stored prefix of `blocks` blocks are to be computed by push-down, which spares
+// the fetch of these where stores have their `sealed` form; and the beginning of that: the blocks are adopted.
+bool gpw_push_prefix_pays(const struct gpw_request *request, uint32_t blocks, uint32_t rows,
+                          bool sealed);
 as_status_t gpw_push_prefix(struct gpw_request *request) AS_MUST_USE;
 void gpw_push_prefix_done(struct gpw_request *request);
 // The turn of a request whose pass is pushed down.

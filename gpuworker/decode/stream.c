@@ -320,7 +320,8 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     params.shape = range->sealed ? own->shape : engine->shape;
     params.namespace_key = request->blocks.namespace_key;
     params.keys = engine->block_keys;
-    params.node_ids = range->sealed ? NULL : engine->block_nodes; // sealed ones: by their own keys
+    params.node_ids = engine->block_nodes;
+    params.load_block_bytes = range->sealed ? as_block_bytes(&engine->shape) : 0;
     params.first_block = range->first;
     params.block_count = range->count;
     as_status_t status = gpw_transfer_start(engine->link, &params, &stream->transfer);
@@ -336,7 +337,7 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     stream->block_count = range->count;
     stream->extent_bytes = as_extent_bytes(&params.shape);
     stream->sealed = range->sealed != NULL;
-    stream->prefix = request->step == GPW_STEP_FETCH || stream->sealed;
+    stream->prefix = request->step == GPW_STEP_FETCH || request->step == GPW_STEP_SEAL;
     stream->pushed = params.kind == GPW_TRANSFER_ATTEND;
     stream->overdue_us = now_us + (late_us > OVERDUE_US_MIN ? late_us : OVERDUE_US_MIN);
     if (!stream->pushed) {

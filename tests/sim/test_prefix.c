@@ -104,6 +104,47 @@ static void the_first_token_comes_without_the_prefix_and_drafts_with_its_sealed_
     close_world(&world);
 }
 
+// Over a link that takes a fifth of a second for the prefix: by push-down, with the sealed form behind it, and with
+// the full blocks behind it; and where the blocks come first.
+static void the_first_token_comes_in_a_fraction_of_the_time_of_the_fetch(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        gpw_push_down_t push_down;
+        bool store_sealed;
+    } ways[] = {{"fetched", GPW_PUSH_DOWN_OFF, true},
+                {"pushed, full blocks", GPW_PUSH_DOWN_ON, false},
+                {"pushed, sealed form", GPW_PUSH_DOWN_ON, true},
+                {"auto, nothing known", GPW_PUSH_DOWN_AUTO, true}};
+    static answer_t alone, answer;
+    const as_sim_faults_t link = {
+        .delay_us_min = 500, .delay_us_max = 600, .bandwidth_bytes_per_s = 500000};
+    gpw_request_params_t params = params_of("none");
+    params.token_count = BLOCKS * BLOCK_TOKENS + 1;
+    answer_alone(rig_options(model, BLOCK_TOKENS), &params, &alone);
+    params.compressor = "kivi4";
+    uint64_t fetched_us = 0;
+    for (uint32_t w = 0; w < 4; w++) {
+        world_t world;
+        open_world(&world, &(world_options_t){0}, true);
+        gpw_worker_options_t *options = &world.workers[1].worker->engine->options;
+        options->push_down = ways[w].push_down;
+        options->store_sealed = ways[w].store_sealed;
+        as_sim_set_faults(world.sim, &link);
+        answer_submit(world.workers[1].worker, &params, &answer);
+        run_to_end(&world, &answer);
+        assert_int_equal(answer.status, AS_OK);
+        answer_compare(&answer, &alone, ways[w].name);
+        print_message("%s: first token after %u us, all after %u us\n", ways[w].name,
+                      (uint32_t)answer.usage.first_token_us, (uint32_t)answer.usage.total_us);
+        assert_int_equal(answer.usage.cached_tokens, BLOCKS * BLOCK_TOKENS);
+        fetched_us = w == 0 ? answer.usage.first_token_us : fetched_us;
+        assert_true(w == 0 ? fetched_us > 200000 : answer.usage.first_token_us < fetched_us / 8);
+        close_world(&world);
+    }
+}
+
 // Another method's form is not there, nor is there one of methods whose segments depend on more than the
 // chain: the full blocks are brought.
 static void what_is_not_stored_sealed_is_made_of_the_full_blocks(void **state)
@@ -116,7 +157,7 @@ static void what_is_not_stored_sealed_is_made_of_the_full_blocks(void **state)
     for (int sealed = 0; sealed < 2; sealed++) {
         open_world(&world, &(world_options_t){0}, sealed);
         ask(&world, 1, sealed ? "kivi2" : "kivi4", &answer);
-        assert_int_equal(answer.usage.swapped_bytes, full);
+        assert_int_equal(answer.usage.fetched_bytes, full);
         assert_true(answer.usage.accepted_tokens > 0);
         ask(&world, 1, "streaming", &answer);
         assert_int_equal(answer.usage.fetched_bytes, full);
@@ -137,7 +178,7 @@ static void drafts_are_those_of_a_segment_made_here(void **state)
     }
     assert_int_equal(answers[0].usage.drafted_tokens, answers[1].usage.drafted_tokens);
     assert_int_equal(answers[0].usage.accepted_tokens, answers[1].usage.accepted_tokens);
-    assert_true(answers[1].usage.fetched_bytes < answers[0].usage.swapped_bytes / 2);
+    assert_true(answers[1].usage.fetched_bytes < answers[0].usage.fetched_bytes / 2);
 }
 
 static void stores_that_compute_none_are_fetched_from(void **state)
@@ -202,6 +243,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_token_comes_without_the_prefix_and_drafts_with_its_sealed_form),
+        cmocka_unit_test(the_first_token_comes_in_a_fraction_of_the_time_of_the_fetch),
         cmocka_unit_test(what_is_not_stored_sealed_is_made_of_the_full_blocks),
         cmocka_unit_test(drafts_are_those_of_a_segment_made_here),
         cmocka_unit_test(stores_that_compute_none_are_fetched_from),

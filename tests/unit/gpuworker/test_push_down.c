@@ -12,7 +12,7 @@
 
 static gpw_push_question_t question(uint64_t bytes, uint64_t units, uint64_t now_us)
 {
-    return (gpw_push_question_t){bytes, units, now_us};
+    return (gpw_push_question_t){bytes, units, now_us, false};
 }
 
 static void what_is_not_known_is_measured_by_a_swap_then_by_a_push(void **state)
@@ -25,6 +25,22 @@ static void what_is_not_known_is_measured_by_a_swap_then_by_a_push(void **state)
     assert_true(gpw_push_pays(&rates, &q));
     gpw_push_saw_wait(&rates, 2000000, 1000000, NOW_US);
     assert_false(gpw_push_pays(&rates, &q));
+}
+
+// As where nothing that is not pushed would measure.
+static void a_bold_question_is_answered_by_a_push_where_nothing_is_known(void **state)
+{
+    (void)state;
+    gpw_push_rates_t rates = {0};
+    gpw_push_question_t q = question(100 << 20, 1000000, NOW_US);
+    q.bold = true;
+    assert_true(gpw_push_pays(&rates, &q));
+    rates.refused_until_us = NOW_US + 1;
+    assert_false(gpw_push_pays(&rates, &q));
+    gpw_push_saw_load(&rates, 100000, 100 << 20, NOW_US);
+    gpw_push_saw_wait(&rates, 2000000, 1000000, NOW_US);
+    q.now_us += 1;
+    assert_false(gpw_push_pays(&rates, &q)); // now it is known
 }
 
 static void the_one_that_is_expected_to_take_less_time_is_chosen(void **state)
@@ -81,6 +97,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_not_known_is_measured_by_a_swap_then_by_a_push),
+        cmocka_unit_test(a_bold_question_is_answered_by_a_push_where_nothing_is_known),
         cmocka_unit_test(the_one_that_is_expected_to_take_less_time_is_chosen),
         cmocka_unit_test(a_refusal_is_respected_for_a_while),
         cmocka_unit_test(what_was_measured_long_ago_is_measured_anew_the_worse_the_later),
