@@ -174,8 +174,7 @@ def bench_main(quick):
         resident = bench.run(Cell(10, context, sessions, answer), cells.RESIDENT)
         for gbit in links:
             more = [cells.LOSSY[name] for name in cells.COMPRESSORS[1:]] if gbit == 10 else []
-            seconds = 20 if quick else 45
-            ran = [bench.run(Cell(gbit, context, sessions, answer, seconds), arm) for arm in arms + more]
+            ran = [bench.run(Cell(gbit, context, sessions, answer, 20 if quick else 45 if arm == cells.SWAP else 30), arm) for arm in arms + more]
             of = {result["arm"]: result for result in ran if result}
             add_ceilings(list(of.values()), rates)
             rows_of_link(gbit, of, resident)
@@ -193,7 +192,7 @@ def bench_sweep(quick):
         for context in {context for _, context in shapes}:
             bench.run(Cell(10, context, max(count for count, length in shapes if length == context)), cells.RESIDENT)
         for sessions, context in shapes:
-            cell = Cell(1, context, sessions, seconds=15 if quick else 40)
+            cell = Cell(1, context, sessions, seconds=15 if quick else 30)
             ran = [bench.run(cell, arm) for arm in (cells.SWAP, cells.DRAFTING["kivi4"])]
             add_ceilings([result for result in ran if result], rates)
             row(f"tokens_vs_full_swap_{sessions}x{context}", ratio(ran[1], ran[0]))
@@ -255,7 +254,7 @@ def bench_runs(quick):
     with Bench(context, sessions) as bench:
         bench.run(Cell(10, context, sessions), cells.RESIDENT)
         for name, arm in cells.LONG.items():
-            result = bench.run(Cell(10, context, sessions, seconds=30 if quick else 60), arm)
+            result = bench.run(Cell(10, context, sessions, seconds=30 if quick else 45), arm)
             if result:
                 # Above what a text of a few rounds yields: accepted tokens by verifications, as `assay.mean_accepted_run`.
                 row(f"accepted_run_{name}", result["mean_accepted_run"], {"kivi4": 30, "snapkv": 10}.get(name))
