@@ -9,8 +9,9 @@ main     8 sessions of 8,192 tokens (prompt and answer), each on a text of its o
 sweep    1, 4 and 16 sessions of 8,192 tokens, and 8 of 1,024 and 4,096, at 1 Gbit/s
 shared   8 sessions on one prompt: verified in one swap, and each by itself. Where one swap serves all, the device binds before the
          link does, so the horizon is shorter, and bytes of a token tell of two things; at_equal_drafts both have the same one
-first    one session whose prefix another host has, 1 Gbit/s: seconds to the first and to the 64th token, where all is fetched
-         first; by push-down; by swaps; and where the sealed form is stored too and comes first
+first    one session whose prefix another host has, 1 Gbit/s: time to the first and to the 64th token against fetching all first; by
+         push-down; by swaps; and where the sealed form is stored too. 32 tokens lie behind the stored blocks, the mean of prompts,
+         since these are what push-down computes; and 1 and 64, the least and the most
 runs     drafts of 64 by each compressor: how many verification accepts, by position
 peer     prefill and decode tokens/s of the forward pass, one and 8 sequences, beside llama.cpp in F16 with as many threads
 
@@ -30,13 +31,17 @@ import engine_cluster
 import engine_texts
 import table
 from engine_cells import Cell, Run
-from engine_cluster import netns
+from engine_cluster import BLOCK_TOKENS, netns
 
 MODEL = os.environ["ASSAY_MODEL"]
 THREADS = engine_cluster.THREADS
 RAM_BYTES = 1900 << 20          # of the store: eight prompts of 8k
 RAM_BYTES_SIXTEEN = 3700 << 20  # sixteen
 ANSWER = 256
+ANSWER_64 = 64     # whose last token is read
+ANSWER_FIRST = 4   # whose first token is
+TAIL = 32          # tokens behind the stored blocks: the mean of prompts
+TAILS = (TAIL, 1, 64)
 ANSWER_MAIN = 512  # longer, so that in arms where sessions begin late none has ended before all run
 LINKS = (1, 10)
 REACH_MIN = 4
@@ -220,22 +225,34 @@ def bench_shared(quick):
 
 # ---- first
 
+def first_cell(context, tail, answer):
+    """A prompt of which `tail` tokens lie behind the last stored block."""
+    return Cell(1, context - ANSWER - BLOCK_TOKENS + tail + answer, 1, answer=answer)
+
+
 def bench_first(quick):
     context = 4096 if quick else 8192
     with Bench(context, 1) as bench:
-        cell = Cell(1, context, 1, answer=ANSWER)
-        all_first = bench.run(cell, cells.RESIDENT)  # fetches all, then decodes
-        for arm in (cells.PUSH, cells.DRAFTING["kivi4"]):
-            bench.run(cell, arm)
-        bench.prompts[0]["salt"] = "sealed"
-        bench.cluster.fill_sealed(bench.cut(cell)[0], cells.SEALED_PUSH.options)
-        push, swap = (bench.run(cell, arm) for arm in (cells.SEALED_PUSH, cells.SEALED))
-        if all_first and push:
-            row("first_token_push_down_vs_fetch_all", push["first_token_s"][0] / all_first["first_token_s"][0], 0.3, at_most=True)
-        if all_first and swap:
-            row("token_64_swap_vs_fetch_all", swap["token_64_s"][0] / all_first["token_64_s"][0], 0.7, at_most=True)
+        stored = bench.prompts[0]
+        of_tail = {tail: first_cell(context, tail, ANSWER_64 if tail == TAIL else ANSWER_FIRST) for tail in TAILS}
+        fetched = {tail: bench.run(cell, cells.RESIDENT) for tail, cell in of_tail.items()}  # fetches all, then decodes
+        push, swap = (bench.run(of_tail[TAIL], arm) for arm in (cells.PUSH, cells.DRAFTING["kivi4"]))
+        row("first_token_push_down_without_sealed_form_vs_fetch_all", earlier(push, fetched[TAIL], "first_token_s"))
+        row("token_64_swap_vs_fetch_all", earlier(swap, fetched[TAIL], "token_64_s"), 0.7, at_most=True)
+        stored["salt"] = "sealed"
+        bench.cluster.fill_sealed(stored, cells.SEALED_PUSH.options)
+        for tail, cell in of_tail.items():
+            name = "first_token_push_down_vs_fetch_all" + (f"_{tail}_behind" if tail != TAIL else "")
+            row(name, earlier(bench.run(cell, cells.SEALED_PUSH), fetched[tail], "first_token_s"), 0.3, at_most=True)
+        for arm in (cells.SEALED, cells.SEALED_LOOKUP):
+            row(f"token_64_{arm.name}_vs_fetch_all", earlier(bench.run(of_tail[TAIL], arm), fetched[TAIL], "token_64_s"), 0.7, at_most=True)
         bench.rows_identical()
         return {"results": bench.results}
+
+
+def earlier(one, other, key):
+    """How much of the other's time it takes; None where one of them did not come so far."""
+    return one[key][0] / other[key][0] if one and other and one[key] and other[key] else None
 
 
 # ---- runs

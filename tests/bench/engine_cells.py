@@ -64,9 +64,10 @@ SEPARATE = arm("separate", "kivi4", "--shared-verification=off")
 # The same with drafts of one length, whatever the horizon would say of each.
 SHARED_EQUAL = arm(f"shared_drafts_of_{EQUAL}", "kivi4", "--shared-verification=on", horizon=EQUAL)
 SEPARATE_EQUAL = arm(f"separate_drafts_of_{EQUAL}", "kivi4", "--shared-verification=off", horizon=EQUAL)
-# The sealed form of a stored prefix comes first, and the first token by push-down, before any block.
+# The first token of a stored prefix by push-down, then its sealed form.
 SEALED_PUSH = arm("sealed_push_down", "kivi4", "--push-down=on", "--store-sealed=on")
 SEALED = arm("sealed", "kivi4", "--push-down=auto", "--store-sealed=on")
+SEALED_LOOKUP = arm("sealed_lookup", "kivi4", "--push-down=auto", "--store-sealed=on", "--prompt-lookup=8")
 LOSSY = {name: arm(f"lossy_{name}", name, verified=False) for name in COMPRESSORS}
 TRACED = (DRAFTING["kivi4"], NO_OVERLAP, SHARED)  # of these, lanes are kept
 # Every draft as long as it gets, to see how far one is right.
