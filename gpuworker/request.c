@@ -79,7 +79,8 @@ static gpw_segment_options_t segment_options(const gpw_request_t *request)
         .shape = engine->shape,
         .ops = engine->options.ops,
         .blocks_max = (request->tokens_max + size - 1) / size,
-        .prompt_blocks = gpw_sealed_target(&engine->shape, request->token_count)};
+        // Of one that begins again as before, when it was said that it fits.
+        .prompt_blocks = gpw_sealed_target(&engine->shape, request->prompt_count)};
     return options;
 }
 

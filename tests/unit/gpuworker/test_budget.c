@@ -157,6 +157,37 @@ static uint64_t begun_us(const queued_t *queued)
 }
 
 // The largest session stands behind small ones, and whenever one of these goes another comes.
+// It may begin again with what it has said as prompt, and must fit as it did at first.
+static void what_a_session_may_need_does_not_grow_with_its_answer(void **state)
+{
+    enum { SHORT = 20, ANSWER = 140 };
+    static answer_t answer;
+    int32_t tokens[SHORT];
+    (void)state;
+    gpw_model_t *tiny = tiny_load(2);
+    prompt_make(tokens, SHORT, 0, 3);
+    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+        rig_t rig = rig_open(rig_options(tiny, 16));
+        gpw_request_params_t params = request_params(tokens, SHORT, ANSWER);
+        params.compressor = c->name;
+        answer_submit(rig.worker, &params, &answer);
+        uint64_t bytes = 0;
+        while (!answer.finished) {
+            as_loop_run_once(rig.loop, true);
+            const gpw_request_t *request = rig.worker->engine->first;
+            if (request) {
+                bytes = bytes ? bytes : gpw_request_bytes_max(request);
+                assert_int_equal(gpw_request_bytes_max(request), bytes);
+            }
+        }
+        assert_true(bytes > 0);
+        assert_int_equal(answer.status, AS_OK);
+        rig_run(&rig);
+        rig_close(&rig);
+    }
+    gpw_model_free(tiny);
+}
+
 static void none_starves_behind_those_that_come_later(void **state)
 {
     (void)state;
@@ -215,6 +246,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_budget_holds_under_sixty_four_sessions_and_the_rest_wait_with_a_place),
+        cmocka_unit_test(what_a_session_may_need_does_not_grow_with_its_answer),
         cmocka_unit_test(none_starves_behind_those_that_come_later),
         cmocka_unit_test(those_that_are_cancelled_leave_nothing_behind),
     };
