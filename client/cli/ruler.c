@@ -144,7 +144,10 @@ int cli_ruler(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } verbs[] = {{"tasks", list_tasks}, {"generate", generate}, {"run", cli_ruler_run}};
+    } verbs[] = {{"tasks", list_tasks},
+                 {"generate", generate},
+                 {"run", cli_ruler_run},
+                 {"score", cli_ruler_score}};
     const char *verb = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < sizeof(verbs) / sizeof(verbs[0]); i++) {
         if (strcmp(verb, verbs[i].name) == 0) {
@@ -155,6 +158,7 @@ int cli_ruler(int argc, char **argv)
     fputs("usage: assay ruler tasks               list the tasks\n"
           "       assay ruler generate [OPTIONS]  print samples\n"
           "       assay ruler run [OPTIONS]       ask a worker, and show the scores\n"
+          "       assay ruler score FILE          score answers that were kept\n"
           "`assay ruler run --help` tells the options\n",
           help ? stdout : stderr);
     return help ? 0 : 2;

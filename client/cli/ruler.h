@@ -50,12 +50,39 @@ typedef struct cli_ruler_set {
         .metavar = "N", .help = "equal seeds give equal samples"                                   \
     }
 
-int cli_ruler_run(int argc, char **argv); // ruler_run.c
+int cli_ruler_run(int argc, char **argv);   // ruler_run.c
+int cli_ruler_score(int argc, char **argv); // ruler_score.c
 
 // Finds the tasks by their names. False: a message was printed.
 bool cli_ruler_find_tasks(cli_ruler_set_t *set);
 // Sample `index` of a task, by the caller's count. False: a message was printed.
 bool cli_ruler_fit(const cli_ruler_set_t *set, ruler_ask_t ask, ruler_count_fn count, void *ctx,
                    ruler_sample_t *sample_p);
+
+// ---- ruler_scores.c
+
+#define CLI_RULER_COLUMNS_MAX 14u // of a table
+#define CLI_RULER_NAME_BYTES  40u
+
+// Sums over the samples of a task and a compressor.
+typedef struct cli_ruler_cell {
+    double score; // of each 0 to 1
+    double resident_bytes, full_bytes;
+    double drafted, accepted, verifications, ms;
+    uint32_t samples;
+} cli_ruler_cell_t;
+
+typedef struct cli_ruler_scores {
+    char names[CLI_RULER_COLUMNS_MAX][CLI_RULER_NAME_BYTES]; // of compressors
+    uint32_t count;
+    cli_ruler_cell_t cells[RULER_TASKS][CLI_RULER_COLUMNS_MAX];
+} cli_ruler_scores_t;
+
+// The column of a compressor, a new one if need be. Negative: there is no room, or the name is too
+// long.
+int cli_ruler_column(cli_ruler_scores_t *scores, const char *name);
+void cli_ruler_print(const cli_ruler_scores_t *scores);
+// An array with an object for each compressor.
+json_t *cli_ruler_json(const cli_ruler_scores_t *scores);
 
 #endif

@@ -9,12 +9,10 @@
 
 #include "client/cli/ruler.h"
 
-#define COMPRESSORS_MAX 14u // columns of the table
-
 static cli_ruler_set_t set;
 static cli_ask_t ask;
 static const char **compressors;
-static const char *worker, *run_dir, *out_file, *verify;
+static const char *worker, *scheduler, *run_dir, *out_file, *verify;
 static bool chat, as_json;
 
 static const as_option_t table[] = {
@@ -48,8 +46,14 @@ static const as_option_t table[] = {
      .type = AS_OPTION_STRING,
      .value = &worker,
      .metavar = "URL",
-     .help = "which worker (default: the first of the cluster here)"},
+     .help = "which worker (default: the first of the cluster here), or"},
+    {.name = "scheduler",
+     .type = AS_OPTION_STRING,
+     .value = &scheduler,
+     .metavar = "HOST:PORT",
+     .help = "of the cluster whose first worker is asked"},
     CLI_RUN_DIR_OPTION(run_dir),
+    AS_TLS_OPTIONS(cli_tls),
 };
 
 static const as_options_t options = {
@@ -60,21 +64,15 @@ static const as_options_t options = {
     .count = sizeof(table) / sizeof(table[0]),
 };
 
-typedef struct cell {
-    double score; // sum over samples
-    double resident_bytes, full_bytes;
-    double drafted, accepted, verifications, ms;
-    uint32_t samples;
-} cell_t;
-
 typedef struct run {
     char url[CLI_URL_BYTES];
     uint32_t compressor_count;
+    int columns[CLI_RULER_COLUMNS_MAX];
     size_t lead; // tokens that the model wants before any text (BOS)
     FILE *out;
     uint64_t asked, to_ask;
     bool terminal;
-    cell_t cells[RULER_TASKS][COMPRESSORS_MAX];
+    cli_ruler_scores_t scores;
 } run_t;
 
 // ---- Tokens
@@ -201,7 +199,7 @@ static bool write_answer(const run_t *run, const ruler_sample_t *sample, const c
     return written;
 }
 
-static void add(cell_t *cell, const cli_answer_t *answer, double score)
+static void add(cli_ruler_cell_t *cell, const cli_answer_t *answer, double score)
 {
     cell->score += score;
     cell->resident_bytes += cli_usage(answer, "assay.resident_bytes");
@@ -236,7 +234,7 @@ static bool ask_sample(run_t *run, const ruler_sample_t *sample)
         good = cli_ask(&ask, &answer);
         if (good) {
             double score = ruler_score(sample, answer.text.bytes);
-            add(&run->cells[sample->ask.task][i], &answer, score);
+            add(&run->scores.cells[sample->ask.task][run->columns[i]], &answer, score);
             good = !run->out || write_answer(run, sample, answer.text.bytes, score);
         }
         cli_answer_fini(&answer);
@@ -268,87 +266,20 @@ static bool ask_all(run_t *run)
 
 // ---- Showing
 
-static double percent(const cell_t *cell)
-{
-    return cell->samples ? 100 * cell->score / cell->samples : 0;
-}
-
-// Of all tasks: the sums, and in `score` the plain mean over tasks, in percent.
-static cell_t total_of(const run_t *run, uint32_t compressor)
-{
-    cell_t total = {0};
-    for (uint32_t i = 0; i < set.task_count; i++) {
-        const cell_t *cell = &run->cells[set.tasks[i]][compressor];
-        total.score += percent(cell) / set.task_count;
-        total.resident_bytes += cell->resident_bytes;
-        total.full_bytes += cell->full_bytes;
-        total.drafted += cell->drafted;
-        total.accepted += cell->accepted;
-        total.verifications += cell->verifications;
-        total.ms += cell->ms;
-        total.samples += cell->samples;
-    }
-    return total;
-}
-
 static void print_table(const run_t *run)
 {
-    char names[COMPRESSORS_MAX][40];
-    const char *columns[COMPRESSORS_MAX + 1] = {"TASK"};
-    for (uint32_t i = 0; i < run->compressor_count; i++) {
-        snprintf(names[i], sizeof(names[i]), ">%.38s", compressors[i]);
-        columns[i + 1] = names[i];
-    }
-    cli_table_t *out = cli_table_new(columns, run->compressor_count + 1);
-    for (uint32_t i = 0; i < set.task_count; i++) {
-        cli_cell(out, "%s", ruler_task_name(set.tasks[i]));
-        for (uint32_t j = 0; j < run->compressor_count; j++) {
-            cli_cell(out, "%.1f", percent(&run->cells[set.tasks[i]][j]));
-        }
-    }
-    cli_cell(out, "mean");
-    for (uint32_t j = 0; j < run->compressor_count; j++) {
-        cli_cell(out, "%.1f", total_of(run, j).score);
-    }
-    cli_cell(out, "resident");
-    for (uint32_t j = 0; j < run->compressor_count; j++) {
-        cell_t total = total_of(run, j);
-        cli_cell(out, "%.0f %%", 100 * total.resident_bytes / total.full_bytes);
-    }
-    cli_table_print(out, stdout);
+    cli_ruler_print(&run->scores);
     printf("\nscores in percent, of %lld samples a task with %lld tokens, seed %lld, verify %s; "
            "resident: the cache\non the device against the full cache\n",
            (long long)set.samples, (long long)set.length_tokens, (long long)set.seed, verify);
 }
 
-static json_t *cell_json(const cell_t *cell, double score)
-{
-    return json_pack("{s:f, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "score", score, "samples",
-                     (json_int_t)cell->samples, "resident_bytes", (json_int_t)cell->resident_bytes,
-                     "full_bytes", (json_int_t)cell->full_bytes, "drafted_tokens",
-                     (json_int_t)cell->drafted, "accepted_tokens", (json_int_t)cell->accepted,
-                     "verifications", (json_int_t)cell->verifications, "total_ms", cell->ms);
-}
-
 static void print_json(const run_t *run)
 {
-    json_t *list = json_array();
-    for (uint32_t j = 0; j < run->compressor_count; j++) {
-        json_t *tasks = json_object();
-        for (uint32_t i = 0; i < set.task_count; i++) {
-            const cell_t *cell = &run->cells[set.tasks[i]][j];
-            json_object_set_new(tasks, ruler_task_name(set.tasks[i]),
-                                cell_json(cell, percent(cell)));
-        }
-        cell_t total = total_of(run, j);
-        json_array_append_new(list,
-                              json_pack("{s:s, s:o, s:o}", "compressor", compressors[j], "total",
-                                        cell_json(&total, total.score), "tasks", tasks));
-    }
     json_t *json =
         json_pack("{s:I, s:I, s:I, s:s, s:b, s:o}", "tokens", (json_int_t)set.length_tokens,
                   "samples", (json_int_t)set.samples, "seed", (json_int_t)set.seed, "verify",
-                  verify, "chat", chat, "compressors", list);
+                  verify, "chat", chat, "compressors", cli_ruler_json(&run->scores));
     json_dumpf(json, stdout, JSON_INDENT(2));
     putchar('\n');
     json_decref(json);
@@ -364,12 +295,41 @@ static bool check_options(run_t *run)
     }
     ask.verify_off = strcmp(verify, "off") == 0;
     bool good = cli_ruler_find_tasks(&set) &&
-                cli_count_names(compressors, COMPRESSORS_MAX, &run->compressor_count);
+                cli_count_names(compressors, CLI_RULER_COLUMNS_MAX, &run->compressor_count);
     for (uint32_t i = 0; good && i < run->compressor_count; i++) {
         ask.compressor = compressors[i];
+        run->columns[i] = cli_ruler_column(&run->scores, compressors[i]);
         good = cli_check_ask(&ask);
+        if (good && run->columns[i] < 0) {
+            cli_complain("--compressor: %.60s... is no compressor's name", compressors[i]);
+            good = false;
+        }
     }
     return good;
+}
+
+// The worker that --worker names, or the scheduler's, or of the cluster here. The exit code.
+static int find_worker(char url[CLI_URL_BYTES])
+{
+    if (!scheduler || worker) {
+        return cli_find_worker(worker, run_dir, url);
+    }
+    Assay__StatReply *stat = cli_stat_of_cluster(scheduler);
+    const char *address = NULL;
+    for (size_t i = 0; stat && !address && i < stat->n_nodes; i++) {
+        const Assay__NodeStat *node = stat->nodes[i];
+        bool usable = node->role == ASSAY__ROLE__ROLE_WORKER && node->http_address[0] &&
+                      node->state == ASSAY__NODE_STATE__NODE_STATE_ALIVE;
+        address = usable ? node->http_address : NULL;
+    }
+    int code = address ? cli_find_worker(address, run_dir, url) : 1;
+    if (stat && !address) {
+        cli_complain("the scheduler at %s knows no worker that is alive (`assay stat`)", scheduler);
+    }
+    if (stat) {
+        assay__stat_reply__free_unpacked(stat, NULL);
+    }
+    return code;
 }
 
 static bool open_out(run_t *run)
@@ -401,7 +361,7 @@ int cli_ruler_run(int argc, char **argv)
     if (!check_options(&run)) {
         return 2;
     }
-    code = cli_find_worker(worker, run_dir, run.url);
+    code = find_worker(run.url);
     if (code != 0) {
         return code;
     }

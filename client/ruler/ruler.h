@@ -89,5 +89,10 @@ json_t *ruler_sample_json(const ruler_sample_t *sample);
 // of ASCII match in either case, and control characters are spaces. As RULER's string match, a
 // reference counts wherever it stands, also within a longer word.
 double ruler_score(const ruler_sample_t *sample, const char *answer);
+// Of ruler_sample_json's object, to which a string "answer" was added, what ruler_score needs: the
+// task and the references; there is nothing to free. The answer is the object's. What is wrong with
+// the object, which may come from anywhere, or NULL.
+const char *ruler_answer_parse(const json_t *json, ruler_sample_t *sample_p,
+                               const char **answer_p) AS_MUST_USE;
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score of an answer, and a sample as JSON.
+// The score of an answer; a sample as JSON, and what is read again of one.
 #include <string.h>
 
 #include "client/ruler/ruler.h"
@@ -62,4 +62,34 @@ json_t *ruler_sample_json(const ruler_sample_t *sample)
                      (json_int_t)sample->ask.answer_tokens, "units", (json_int_t)sample->units,
                      "context", sample->context, "question", sample->question, "prefix",
                      sample->prefix, "references", references);
+}
+
+const char *ruler_answer_parse(const json_t *json, ruler_sample_t *sample_p, const char **answer_p)
+{
+    const char *name = json_string_value(json_object_get(json, "task")),
+               *answer = json_string_value(json_object_get(json, "answer"));
+    const json_t *references = json_object_get(json, "references");
+    size_t count = json_array_size(references);
+    ruler_sample_t sample = {0};
+    if (!name || !ruler_task_find(name, &sample.ask.task)) {
+        return "its \"task\" is none of those that `assay ruler tasks` lists";
+    }
+    if (!answer) {
+        return "it has no text \"answer\"";
+    }
+    if (count == 0 || count > RULER_REFERENCES_MAX) {
+        return "its \"references\" are no array of 1 to 10";
+    }
+    for (size_t i = 0; i < count; i++) {
+        const json_t *one = json_array_get(references, i);
+        size_t bytes = json_string_length(one);
+        if (bytes == 0 || bytes >= RULER_REFERENCE_BYTES) {
+            return "one of its \"references\" is no text of 1 to 39 bytes";
+        }
+        memcpy(sample.references[i], json_string_value(one), bytes);
+    }
+    sample.reference_count = (uint32_t)count;
+    *sample_p = sample;
+    *answer_p = answer;
+    return NULL;
 }

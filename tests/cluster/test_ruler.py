@@ -43,7 +43,7 @@ def test_tokens_of_what_is_no_prompt_are_refused_as_the_prompt_is(cluster, body,
 
 def test_verified_scores_are_those_of_the_full_cache(cluster, tmp_path):
     out = tmp_path / "answers"
-    done = ruler("run", f"--worker={cluster.url()}", "--task=niah_single_2,niah_multikey_2", "--samples=1", "--tokens=240",
+    done = ruler("run", f"--scheduler={cluster.scheduler.address['rpc']}", "--task=niah_single_2,niah_multikey_2", "--samples=1", "--tokens=240",
                  "--answer-tokens=12", "--compressor=none,kivi2", "--verify=full", f"--out={out}", "--json")
     assert done.returncode == 0, done.stderr
     none, kivi2 = json.loads(done.stdout)["compressors"]
@@ -58,9 +58,11 @@ def test_verified_scores_are_those_of_the_full_cache(cluster, tmp_path):
         assert 200 < first["prompt_tokens"] + 12 <= 240
         found = sum(one.lower() in first["answer"].lower() for one in first["references"])
         assert first["score"] == 100 * found / len(first["references"])
+    again = json.loads(ruler("score", "--json", str(out)).stdout)["compressors"]
+    assert [{task: cell["score"] for task, cell in one["tasks"].items()} for one in again] == scores
 
 
-def test_what_cannot_be_asked_is_told(cluster):
+def test_what_cannot_be_asked_is_told(cluster, tmp_path):
     for code, text, arguments in [
         (2, "there is no task 'x'", ["--task=x"]), (2, "full or off", ["--verify=some"]),
         (1, "context is 2048", ["--tokens=4096"]), (1, "cwe does not fit into 200", ["--task=cwe", "--tokens=200"]),
@@ -70,6 +72,17 @@ def test_what_cannot_be_asked_is_told(cluster):
         done = ruler("run", f"--worker={cluster.url()}", *arguments)
         assert done.returncode == code and text in done.stderr, (arguments, done.returncode, done.stderr)
     assert ruler("generate", "--task=vt", "--tokens=100").returncode == 1
+    answers = tmp_path / "answers"
+    good = '{"task": "vt", "answer": "abc", "references": ["AB", "x"]}\n'
+    answers.write_text(good)
+    done = ruler("score", str(answers))
+    assert done.returncode == 0 and [line.split() for line in done.stdout.splitlines()][1] == ["vt", "50.0"]
+    for text, says in [("\n" + good + "{", "line 3: it is not JSON"), ("", "has no answers"),
+                       (good + good.replace("vt", "tv"), 'line 2: its "task"')]:
+        answers.write_text(text)
+        done = ruler("score", str(answers))
+        assert done.returncode == 1 and says in done.stderr, done.stderr
+    assert ruler("score").returncode == 2 and ruler("score", "/nowhere").returncode == 1
     assert ruler().returncode == 2 and ruler("--help").returncode == 0
 
 

@@ -512,6 +512,56 @@ static void json_has_all_of_a_sample(void **state)
     ruler_sample_fini(&sample);
 }
 
+static void an_answer_is_scored_by_its_line_alone(void **state)
+{
+    ruler_sample_t sample = fitted(RULER_NIAH_MULTIVALUE, 1000, 3, 2), again;
+    json_t *json = ruler_sample_json(&sample);
+    const char *answer;
+    char half[128];
+    (void)state;
+    assert_non_null(ruler_answer_parse(json, &again, &answer)); // no answer yet
+    snprintf(half, sizeof(half), "%s and %s", sample.references[1], sample.references[2]);
+    json_object_set_new(json, "answer", json_string(half));
+    assert_null(ruler_answer_parse(json, &again, &answer));
+    assert_int_equal(again.ask.task, RULER_NIAH_MULTIVALUE);
+    assert_true(ruler_score(&again, answer) == 0.5);
+    json_decref(json);
+    ruler_sample_fini(&sample);
+}
+
+static void a_line_that_is_no_answer_is_refused_with_what_is_wrong(void **state)
+{
+    static const struct {
+        const char *line, *says;
+    } rows[] = {
+        {"[]", "task"},
+        {"{\"task\": 7}", "task"},
+        {"{\"task\": \"niah\", \"answer\": \"x\", \"references\": [\"a\"]}", "task"},
+        {"{\"task\": \"vt\", \"answer\": 5, \"references\": [\"a\"]}", "answer"},
+        {"{\"task\": \"vt\", \"answer\": \"x\"}", "array"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": []}", "array"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": {\"a\": \"b\"}}", "array"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": "
+         "[\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\",\"a\"]}",
+         "array"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": [\"a\", \"\"]}", "39 bytes"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": [\"a\", 3]}", "39 bytes"},
+        {"{\"task\": \"vt\", \"answer\": \"x\", \"references\": "
+         "[\"0123456789012345678901234567890123456789\"]}",
+         "39 bytes"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        json_t *json = json_loads(rows[i].line, 0, NULL);
+        ruler_sample_t sample;
+        const char *answer, *fault = ruler_answer_parse(json, &sample, &answer);
+        assert_non_null(json);
+        assert_non_null(fault);
+        assert_non_null(strstr(fault, rows[i].says));
+        json_decref(json);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +588,8 @@ int main(void)
         cmocka_unit_test(the_score_is_the_share_of_references_in_either_case),
         cmocka_unit_test(any_reference_is_enough_for_a_question),
         cmocka_unit_test(json_has_all_of_a_sample),
+        cmocka_unit_test(an_answer_is_scored_by_its_line_alone),
+        cmocka_unit_test(a_line_that_is_no_answer_is_refused_with_what_is_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
