@@ -340,6 +340,9 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
         status = gpw_batch_init(engine);
     }
     if (status == AS_OK) {
+        status = gpw_draft_model_init(engine);
+    }
+    if (status == AS_OK) {
         status = alloc_forwards(engine);
     }
     if (status == AS_OK) {
@@ -399,6 +402,7 @@ void gpw_engine_free(gpw_engine_t *engine)
     for (uint32_t i = 0; i < GPW_PREFILLS_MAX; i++) {
         slot_fini(&engine->long_forwards[i]);
     }
+    gpw_draft_model_fini(engine);
     gpw_batch_fini(engine); // the last that uses the pool
     as_timer_free(engine->alarm);
     as_timer_free(engine->tick_timer);

@@ -30,6 +30,7 @@ typedef struct gpw_engine {
     gpw_device_t device;
     gpw_shared_t *shared;
     gpw_batch_t batch;
+    gpw_draft_model_t draft_model;
     gpw_push_rates_t push;
     gpw_streams_t streams;
     gpw_trace_t *trace; // NULL: none is written

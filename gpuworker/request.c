@@ -24,6 +24,7 @@
 #include "common/assert.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "gpuworker/decode/proposals.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/worker_internal.h"
@@ -90,7 +91,7 @@ static uint64_t cache_bytes_max(const gpw_request_t *request)
     const gpw_engine_t *engine = request->engine;
     gpw_segment_options_t options = segment_options(request);
     uint64_t blocks = options.blocks_max;
-    uint64_t bytes = blocks * as_block_bytes(&engine->shape);
+    uint64_t bytes = blocks * as_block_bytes(&engine->shape) + gpw_draft_window_bytes(request);
     if (request->compressor) {
         bytes += request->compressor->bytes_max(&options, options.blocks_max);
         bytes += gpw_tail_bytes(&engine->shape, request->horizon.max);
@@ -147,8 +148,14 @@ as_status_t gpw_request_open_cache(gpw_request_t *request)
     if (status != AS_OK) {
         goto fail_tail;
     }
+    status = gpw_draft_window_open(request);
+    if (status != AS_OK) {
+        goto fail_lookup;
+    }
     request->cached = true;
     return AS_OK;
+fail_lookup:
+    gpw_lookup_close(&request->lookup);
 fail_tail:
     close_tail(request);
 fail_sealed:
@@ -160,6 +167,7 @@ fail_blocks:
 
 static void close_resident(gpw_request_t *request)
 {
+    gpw_draft_window_close(request);
     gpw_lookup_close(&request->lookup);
     gpw_sealed_close(&request->sealed);
     close_tail(request);
@@ -319,6 +327,7 @@ static void give_up_session(gpw_request_t *request)
     request->drafting = false;
     request->draft_count = 0;
     request->recompute_to = 0;
+    gpw_proposals_stop(request);
     gpw_swap_end(request);
     if (request->route && !gpw_transfer_news(request->route)->done) {
         gpw_transfer_cancel(request->route);
@@ -348,6 +357,7 @@ static void account(gpw_request_t *request)
     uint64_t held = request->blocks.count - request->blocks.stored;
     request->usage.resident_bytes =
         held * as_block_bytes(shape) + request->sealed.bytes + request->sealed.shared_bytes +
+        request->draft_window.bytes +
         (request->compressor ? gpw_tail_bytes(shape, request->horizon.max) : 0);
     request->usage.full_bytes =
         (uint64_t)request->blocks.tokens * (as_block_bytes(shape) / shape->block_tokens);

@@ -17,6 +17,7 @@
 #define GPW_REQUEST_H
 
 #include <stdatomic.h>
+#include "gpuworker/decode/draft_model.h"
 #include "gpuworker/decode/horizon.h"
 #include "gpuworker/decode/lookup.h"
 #include "gpuworker/decode/observe.h"
@@ -74,6 +75,7 @@ typedef struct gpw_request {
     bool verify;
     gpw_horizon_t horizon;
     gpw_lookup_t lookup;
+    gpw_draft_window_t draft_window;
     uint64_t submitted_us, deadline_us, step_us, first_us;
     uint64_t prefill_us; // when its prompt's computation began; 0: it waits for what is loaded, too
 
@@ -196,10 +198,6 @@ bool gpw_reply_token(gpw_request_t *request, int32_t token, const float *logits)
 void gpw_reply_flush(gpw_request_t *request); // hands the tokens of this turn to the io loop
 int32_t gpw_reply_choose(gpw_request_t *request, const float *logits, uint32_t position);
 gpw_turn_t gpw_reply_complete(gpw_request_t *request); // after gpw_reply_token said so
-
-// decode/draft.c: a pass is complete whose rows prompt lookup had proposed, if it had any; `next` is
-// the token behind its first row, `accepted` how many rows chose what the next one was given.
-void gpw_draft_saw_proposals(gpw_request_t *request, int32_t next, uint32_t accepted);
 
 // decode/publish.c
 void gpw_publish_pump(gpw_request_t *request); // starts what puts may start

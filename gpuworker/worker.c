@@ -197,6 +197,7 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     bool drafts = horizon > 0 && r->verify && (r->compressor || r->keep_full);
     uint32_t lookup = p->prompt_lookup_set ? p->prompt_lookup : o->prompt_lookup;
     gpw_lookup_init(&r->lookup, drafts ? lookup : 0);
+    gpw_draft_window_init(&r->draft_window, drafts && o->draft_model ? o->draft_tokens : 0);
     r->submitted_us = now_us;
     r->deadline_us = now_us + (p->deadline_us ? p->deadline_us : o->request_deadline_us);
     r->token_count = r->prompt_count = p->token_count;
@@ -304,6 +305,8 @@ void gpw_worker_options_init(gpw_worker_options_t *options)
         .compressor = "kivi4",
         .horizon = GPW_HORIZON_MAX,
         .prompt_lookup = 8,
+        .draft_tokens = 4,
+        .draft_window = 512,
         .batch_rows = GPW_FORWARD_STEP_ROWS,
         .overlap = true,
         .shared_verification = true,
@@ -326,6 +329,24 @@ static void report_load(void *ctx, uint64_t *used_bytes, uint64_t *sessions,
     *used_bytes = atomic_load(&worker->engine->load_used_bytes);
     *sessions = atomic_load(&worker->engine->load_sessions);
     *queued_tokens = atomic_load(&worker->engine->load_queued_tokens);
+}
+
+static as_status_t check_draft_model(const gpw_worker_options_t *o)
+{
+    char error[256] = "";
+    const gpw_model_t *draft = o->draft_model;
+    as_shape_t shape = gpw_model_shape(draft, o->block_tokens);
+    if (!gpw_draft_model_fits(o->model, draft, error, sizeof(error))) {
+        AS_ERROR("worker", "the draft model does not fit: %s", error);
+        return AS_ERR_CONFIG;
+    }
+    if (o->draft_tokens > GPW_LOOKUP_MAX || o->draft_window < GPW_DRAFT_WINDOW_MIN ||
+        o->draft_window > draft->rope.position_count || o->draft_window > draft->context_max) {
+        AS_ERROR("worker", "draft tokens %u or window %u (of %u tokens of context) out of range",
+                 o->draft_tokens, o->draft_window, draft->context_max);
+        return AS_ERR_CONFIG;
+    }
+    return as_shape_check(&shape);
 }
 
 static as_status_t check_options(gpw_worker_options_t *o)
@@ -352,7 +373,8 @@ static as_status_t check_options(gpw_worker_options_t *o)
         return AS_ERR_CONFIG;
     }
     as_shape_t shape = gpw_model_shape(model, o->block_tokens);
-    return as_shape_check(&shape);
+    as_status_t status = as_shape_check(&shape);
+    return status == AS_OK && o->draft_model ? check_draft_model(o) : status;
 }
 
 static as_status_t join_cluster(gpw_worker_t *worker)

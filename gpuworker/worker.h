@@ -20,6 +20,9 @@
 #define GPW_HORIZON_MAX  64u // drafted tokens before a verification
 #define GPW_LOOKUP_MAX   15u // proposed tokens of a step: with the last token sixteen rows
 
+#define GPW_DRAFT_WINDOW_MIN 128u // tokens of the draft model's window
+#define GPW_DRAFT_WINDOW_MAX 65536u
+
 typedef struct gpw_worker gpw_worker_t;
 
 typedef enum gpw_verify { GPW_VERIFY_FULL, GPW_VERIFY_OFF } gpw_verify_t;
@@ -79,6 +82,7 @@ typedef struct gpw_usage {
     uint32_t verifications;
     uint32_t proposed_tokens,
         proposals_accepted; // by prompt lookup, and which of these became drafts
+    uint32_t model_proposed_tokens, model_proposals_accepted; // the same by the draft model
     uint64_t fetched_bytes, swapped_bytes,
         published_bytes; // prefix fetch; verification swaps; puts
     uint64_t resident_bytes,
@@ -114,7 +118,12 @@ typedef struct gpw_worker_options {
     const char *compressor; // default
     uint32_t horizon;       // longest draft of requests that fix none; 0: plain decoding
     uint32_t prompt_lookup; // default
-    uint32_t batch_rows;    // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
+    // A smaller model of the same vocabulary (gpw_draft_model_fits) that proposes where prompt lookup has
+    // nothing to; NULL: none. At most so many tokens of a step, to GPW_LOOKUP_MAX; of what it sees of each
+    // session's newest tokens.
+    const gpw_model_t *draft_model;
+    uint32_t draft_tokens, draft_window;
+    uint32_t batch_rows; // most rows of a step of compute, at most GPW_FORWARD_STEP_ROWS
     gpw_push_down_t push_down;
     // Blocks that stores have stay here as well, until somebody waits for the memory.
     bool keep_while_room;

@@ -279,7 +279,7 @@ typedef struct cli_cluster_options {
     const char *model;
     int64_t stores, workers, ram_bytes, port, threads, context, horizon;
     const char *compressor, *log_level, *run_dir;
-    const char *full_cache; // as the worker's option; NULL: its default
+    const char *full_cache, *draft_model; // as the worker's options; NULL: its default
     // Handed through where given; 0 and NULL leave it to the daemons.
     int64_t replicas, disk_bytes, sessions, queue, device_bytes;
     const char *disk, *cluster_key, *token, *quota_file, *encrypt_key_file;

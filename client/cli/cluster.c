@@ -334,6 +334,7 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     add(&arguments, "--context=%lld", (long long)options->context);
     add_text(&arguments, "compressor", options->compressor);
     add_text(&arguments, "full-cache", options->full_cache);
+    add_text(&arguments, "draft-model", options->draft_model);
     add_text(&arguments, "token", options->token);
     add_text(&arguments, "encrypt-key-file", options->encrypt_key_file);
     add_number(&arguments, "device-memory", options->device_bytes);

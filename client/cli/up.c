@@ -102,6 +102,11 @@ static const as_option_t table[] = {
      .help =
          "auto: workers keep full caches while they have room; drop: they swap what stores have; "
          "swap: for every token"},
+    {.name = "draft-model",
+     .type = AS_OPTION_STRING,
+     .value = &config.draft_model,
+     .metavar = "FILE",
+     .help = "a smaller model of the same vocabulary, which proposes tokens to the workers"},
     {.name = "sessions",
      .type = AS_OPTION_INT,
      .value = &config.sessions,

@@ -63,6 +63,9 @@ bool gpw_batch_busy(const gpw_engine_t *engine)
     if (must_wait(engine)) {
         return false;
     }
+    if (gpw_draft_model_busy(engine)) {
+        return true;
+    }
     for (const gpw_request_t *r = engine->first; r; r = r->next) {
         if (r->computing) {
             return true;
@@ -71,16 +74,24 @@ bool gpw_batch_busy(const gpw_engine_t *engine)
     return false;
 }
 
+static bool is_unbegun(const gpw_request_t *request)
+{
+    const gpw_forward_t *forward = request->pass.slot->forward;
+    return gpw_forward_next_layer(forward) == 0 && gpw_forward_next_row(forward) == 0;
+}
+
 // The lane that has had least time of those with work. One that comes back has no claim to the time
 // in which it wanted nothing.
 static gpw_lane_t next_lane(gpw_engine_t *engine)
 {
     gpw_batch_t *batch = &engine->batch;
     gpw_request_t *ready[GPW_REQUESTS_MAX];
-    bool active[GPW_LANES] = {false};
+    bool active[GPW_LANES] = {[GPW_LANE_PROPOSE] = gpw_draft_model_busy(engine)};
+    bool company = gpw_draft_model_is_near(engine);
     uint32_t count = ready_passes(engine, ready);
     for (uint32_t i = 0; i < count; i++) {
-        active[lane_of(ready[i])] = true;
+        bool waits = company && lane_of(ready[i]) == GPW_LANE_STEP && is_unbegun(ready[i]);
+        active[lane_of(ready[i])] |= !waits;
     }
     uint64_t least = UINT64_MAX;
     for (int l = 0; l < GPW_LANES; l++) {
@@ -329,6 +340,10 @@ void gpw_batch_run(gpw_engine_t *engine)
     uint64_t start_us = as_loop_now_us(engine->loop);
     // A simulated unit is one step: so that more can happen in between.
     uint32_t most = engine->options.tick_us ? 1 : GPW_UNIT_ROWS;
+    if (lane == GPW_LANE_PROPOSE) {
+        gpw_draft_model_run(engine);
+        most = 0;
+    }
     for (uint32_t pairs = 0, rows = 1; rows > 0 && pairs < most; pairs += rows) {
         rows = run_step(engine, lane);
     }

@@ -4,7 +4,7 @@
 //
 // A step computes one layer (or the logits) for rows of as many passes as are there. Who is there
 // is asked anew for each step, so a request joins by handing in a pass (GPW_TURN_COMPUTE) and
-// leaves when it is done, waits, fails or is cancelled; nothing has to be undone. There are three
+// leaves when it is done, waits, fails or is cancelled; nothing has to be undone. There are four
 // lanes:
 //
 //   STREAM  few rows over a full cache that a swap brings layer by layer: each pass at the pace of
@@ -14,6 +14,9 @@
 //           next pass. So sessions fall into step by themselves and stay in it.
 //   PROMPT  many rows (prompts, recomputed blocks, and whatever does not fit a step whole): a step
 //           takes a bounded piece of one layer, so that nobody waits for a long prompt
+//   PROPOSE rows of the draft model, which has weights of its own (decode/draft_model.h). Passes of
+//           STEP that have not begun wait for proposals that are a few small steps away, so that
+//           their sessions stay in step
 //
 // Lanes that have work share the time evenly: the one that has had least is next, for about
 // GPW_UNIT_ROWS (row, layer) pairs. So a long prompt slows drafts down to half their speed and is
@@ -38,6 +41,7 @@ typedef enum gpw_lane {
     GPW_LANE_STREAM,
     GPW_LANE_STEP,
     GPW_LANE_PROMPT,
+    GPW_LANE_PROPOSE,
     GPW_LANES,
     GPW_LANE_NONE = GPW_LANES
 } gpw_lane_t;

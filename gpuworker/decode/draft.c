@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step DRAFT: tokens decoded on the resident cache, in step with the drafts of other sessions.
 //
-// A pass has the row of the last token or draft, and behind it rows of what prompt lookup proposes
-// (decode/lookup.h): each row's choice is a draft, up to the first that is not what was proposed.
+// A pass has the row of the last token or draft, and behind it rows of what is proposed
+// (decode/proposals.h): each row's choice is a draft, up to the first that is not what was proposed.
 // The rows behind it leave K and V in the provisional pages at positions that nobody attends to
 // before the next pass writes them.
 //
@@ -15,6 +15,7 @@
 #include <math.h>
 
 #include "common/assert.h"
+#include "gpuworker/decode/proposals.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/resident/partials.h"
@@ -76,33 +77,13 @@ static bool is_end(const gpw_request_t *request, int32_t token)
 
 // ---- Proposals ---------------------------------------------------------------------------------
 
-// What may follow the session's tokens and drafts, written behind them; at most `room`.
-static uint32_t propose(gpw_request_t *request, uint32_t room)
-{
-    gpw_lookup_t *lookup = &request->lookup;
-    gpw_lookup_index(lookup, request->tokens, request->token_count);
-    return gpw_lookup_propose(lookup, request->tokens, request->token_count + request->draft_count,
-                              room, gpw_row_price_get(&request->engine->batch.price));
-}
-
-void gpw_draft_saw_proposals(gpw_request_t *request, int32_t next, uint32_t accepted)
-{
-    uint32_t proposed = request->lookup.count;
-    accepted = accepted < proposed ? accepted : proposed;
-    gpw_lookup_learn(&request->lookup, next, accepted);
-    request->lookup.count = 0;
-    request->usage.proposed_tokens += proposed;
-    request->usage.proposals_accepted += accepted;
-    gpw_metric_add(GPW_METRIC_PROPOSED_TOKENS_TOTAL, proposed);
-    gpw_metric_add(GPW_METRIC_PROPOSALS_ACCEPTED_TOTAL, accepted);
-}
-
 // Drafts that were not drafted: where there is nothing to draft on.
 static gpw_turn_t propose_only(gpw_request_t *request)
 {
-    uint32_t left = gpw_request_drafts_left(request);
-    request->draft_count =
-        propose(request, left < request->horizon.max ? left : request->horizon.max);
+    uint32_t left = gpw_request_drafts_left(request), most = request->horizon.max;
+    if (!gpw_proposals_get(request, left < most ? left : most, &request->draft_count)) {
+        return GPW_TURN_WAIT;
+    }
     return gpw_request_go(request, GPW_STEP_SWAP);
 }
 
@@ -157,7 +138,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     }
     uint32_t drafts = request->token_count + request->draft_count - first; // of this pass
     request->round.draft_us += request->pass.busy_us;
-    gpw_draft_saw_proposals(request, request->tokens[first], drafts - 1);
+    gpw_proposals_learn(request, request->tokens[first], drafts - 1);
     gpw_pass_end(request);
     return gpw_draft_turn(request);
 }
@@ -169,7 +150,10 @@ static const gpw_pass_kind_t draft_pass = {
 static gpw_turn_t draft_next(gpw_request_t *request, uint32_t most)
 {
     uint32_t last = request->token_count + request->draft_count - 1;
-    uint32_t proposed = most > 1 ? propose(request, most - 1) : 0;
+    uint32_t proposed = 0;
+    if (most > 1 && !gpw_proposals_get(request, most - 1, &proposed)) {
+        return GPW_TURN_WAIT;
+    }
     return gpw_pass_begin(request, &draft_pass, request->forward, last, 1 + proposed);
 }
 
@@ -235,6 +219,7 @@ gpw_turn_t gpw_draft_turn(gpw_request_t *request)
     if (!gpw_round_is_drafted(request) && !has_end(request)) {
         return draft_next(request, room(request));
     }
+    gpw_proposals_stop(request);
     request->drafting = false;
     gpw_round_drafted(request);
     return gpw_request_go(request, GPW_STEP_SWAP);

@@ -14,6 +14,7 @@
 // blocks is a RECOMPUTE; one in blocks that only another rider needs, and a client with too many
 // fetches in flight, a SWAP anew; a store that does not attend a SWAP instead of a push-down. The drafts stay in all three, so nothing is drafted twice.
 #include "common/assert.h"
+#include "gpuworker/decode/proposals.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/decode/recompute.h"
 #include "gpuworker/engine.h"
@@ -53,7 +54,7 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
     double verify_us = request->pass.busy_us;
     trace(request, accepted + 1);
-    gpw_draft_saw_proposals(request, request->tokens[request->pass.position + 1], accepted);
+    gpw_proposals_learn(request, request->tokens[request->pass.position + 1], accepted);
     gpw_pass_end(request);
     gpw_push_done(request);
     gpw_swap_end(request);

@@ -20,6 +20,7 @@
 #include "common/http.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "gpuworker/decode/draft_model.h"
 #include "gpuworker/serve/serve.h"
 #include "gpuworker/serve/text.h"
 #include "proto/scheduler.pb-c.h"
@@ -31,7 +32,7 @@
 
 typedef struct daemon {
     const gpw_daemon_config_t *config;
-    gpw_model_t *model;
+    gpw_model_t *model, *draft_model;
     char model_name[128];
     as_loop_t *io, *engine;
     assay_client_t *client;
@@ -59,23 +60,49 @@ static void on_progress(void *ctx, uint64_t done, uint64_t total)
     }
 }
 
-static as_status_t load_model(daemon_t *daemon)
+// Of `option`, with the positions that it is for.
+static as_status_t load(daemon_t *daemon, const char *option, const char *path, int64_t context,
+                        gpw_model_t **model_p)
 {
-    const gpw_daemon_config_t *config = daemon->config;
     char error[256] = "";
     gpw_model_options_t options = {
-        .path = config->model,
-        .weights = strcmp(config->weights, "f32") == 0 ? KRN_WEIGHT_F32 : KRN_WEIGHT_F16,
-        .context_max = (uint32_t)config->context,
+        .path = path,
+        .weights = strcmp(daemon->config->weights, "f32") == 0 ? KRN_WEIGHT_F32 : KRN_WEIGHT_F16,
+        .context_max = (uint32_t)context,
         .progress = on_progress,
         .ctx = daemon,
     };
-    as_status_t status = gpw_model_load(&options, error, sizeof(error), &daemon->model);
+    daemon->progress = 0;
+    as_status_t status = gpw_model_load(&options, error, sizeof(error), model_p);
     if (status != AS_OK) {
-        fprintf(stderr, "assay-gpuworker: cannot load --model %s: %s\n", config->model,
+        fprintf(stderr, "assay-gpuworker: cannot load %s %s: %s\n", option, path,
                 error[0] ? error : as_status_str(status));
     }
     return status;
+}
+
+static as_status_t load_draft_model(daemon_t *daemon)
+{
+    const gpw_daemon_config_t *config = daemon->config;
+    char error[256] = "";
+    as_status_t status = load(daemon, "--draft-model", config->draft_model, config->draft_window,
+                              &daemon->draft_model);
+    if (status == AS_OK &&
+        !gpw_draft_model_fits(daemon->model, daemon->draft_model, error, sizeof(error))) {
+        fprintf(stderr,
+                "assay-gpuworker: --draft-model %s does not fit --model: %s; give a model of the "
+                "same family\n",
+                config->draft_model, error);
+        return AS_ERR_CONFIG;
+    }
+    return status;
+}
+
+static as_status_t load_models(daemon_t *daemon)
+{
+    const gpw_daemon_config_t *config = daemon->config;
+    as_status_t status = load(daemon, "--model", config->model, config->context, &daemon->model);
+    return status == AS_OK && config->draft_model ? load_draft_model(daemon) : status;
 }
 
 static as_status_t net_alloc(void *ctx, as_loop_t *loop, const as_net_handlers_t *handlers,
@@ -152,6 +179,9 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.compressor = config->compressor;
     options.horizon = (uint32_t)config->horizon;
     options.prompt_lookup = (uint32_t)config->prompt_lookup;
+    options.draft_model = daemon->draft_model;
+    options.draft_tokens = (uint32_t)config->draft_tokens;
+    options.draft_window = (uint32_t)config->draft_window;
     options.push_down = config->push_down_mode;
     options.store_sealed = strcmp(config->store_sealed, "on") == 0;
     options.overlap = strcmp(config->overlap, "on") == 0;
@@ -315,6 +345,7 @@ static void fini(daemon_t *daemon)
     as_daemon_signals_free(daemon->signals);
     as_loop_free(daemon->engine);
     as_loop_free(daemon->io);
+    gpw_model_free(daemon->draft_model);
     gpw_model_free(daemon->model);
 }
 
@@ -332,7 +363,7 @@ static as_status_t start(daemon_t *daemon)
 {
     as_status_t status = check_listen(daemon);
     if (status == AS_OK) {
-        status = load_model(daemon);
+        status = load_models(daemon);
     }
     if (status == AS_OK) {
         status = as_loop_alloc_uv(&daemon->io);

@@ -18,7 +18,9 @@ typedef struct gpw_daemon_config {
     const char *name;               // of this worker, for people
     const char *cluster_id;         // "": any
     const char *compressor;
-    const char *weights; // "f16" or "f32"
+    const char *weights;     // "f16" or "f32"
+    const char *draft_model; // file; NULL: none
+    int64_t draft_tokens, draft_window;
     int64_t threads, context, horizon, prompt_lookup, sessions, queue, block_tokens, connections,
         swap_ring_layers;
     int64_t batch_rows;

@@ -63,10 +63,20 @@ static const as_option_t table[] = {
      .fallback = "8", .metavar = "TOKENS",
      .help = "most tokens of a step that are proposed because they followed the newest ones before; 0: off",
      .min = 0, .max = GPW_LOOKUP_MAX},
+    {.name = "draft-model", .type = AS_OPTION_STRING, .value = &config.draft_model, .metavar = "FILE",
+     .help = "GGUF file of a smaller model of the same vocabulary, which proposes tokens where prompt "
+             "lookup has none"},
+    {.name = "draft-tokens", .type = AS_OPTION_INT, .value = &config.draft_tokens,
+     .fallback = "4", .metavar = "TOKENS",
+     .help = "most tokens of a step that --draft-model proposes", .min = 1, .max = GPW_LOOKUP_MAX},
+    {.name = "draft-window", .type = AS_OPTION_INT, .value = &config.draft_window,
+     .fallback = "512", .metavar = "TOKENS",
+     .help = "newest tokens of a session that --draft-model sees",
+     .min = GPW_DRAFT_WINDOW_MIN, .max = GPW_DRAFT_WINDOW_MAX},
     {.name = "device-memory", .type = AS_OPTION_BYTES, .value = &config.device_bytes,
      .fallback = "2GiB", .metavar = "BYTES",
      .help = "limit of all caches of all sessions and of the computation's workspace, beside the "
-             "model's weights", .min = 1048576, .max = 1e15},
+             "models' weights", .min = 1048576, .max = 1e15},
     {.name = "sessions", .type = AS_OPTION_INT, .value = &config.sessions,
      .fallback = "8", .metavar = "N",
      .help = "requests that are computed at once; more wait", .min = 1, .max = GPW_REQUESTS_MAX},
@@ -198,6 +208,11 @@ static int check(void)
     if (access(config.model, R_OK) != 0) {
         fprintf(stderr, "assay-gpuworker: cannot read --model %s: give a GGUF file\n",
                 config.model);
+        return 2;
+    }
+    if (config.draft_model && access(config.draft_model, R_OK) != 0) {
+        fprintf(stderr, "assay-gpuworker: cannot read --draft-model %s: give a GGUF file\n",
+                config.draft_model);
         return 2;
     }
     return 0;

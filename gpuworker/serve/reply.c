@@ -62,6 +62,8 @@ static void add_usage(gpw_usage_t *sum, const gpw_choice_t *choice)
     sum->accepted_tokens += usage->accepted_tokens;
     sum->proposed_tokens += usage->proposed_tokens;
     sum->proposals_accepted += usage->proposals_accepted;
+    sum->model_proposed_tokens += usage->model_proposed_tokens;
+    sum->model_proposals_accepted += usage->model_proposals_accepted;
     sum->verifications += usage->verifications;
     sum->fetched_bytes += usage->fetched_bytes;
     sum->swapped_bytes += usage->swapped_bytes;
@@ -82,15 +84,17 @@ static json_t *assay_usage(const gpw_usage_t *sum)
 {
     double run = sum->verifications ? (double)sum->accepted_tokens / sum->verifications : 0;
     return json_pack(
-        "{s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, "
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, "
+        "s:f, s:f, "
         "s:f}",
         "drafted_tokens", (json_int_t)sum->drafted_tokens, "accepted_tokens",
         (json_int_t)sum->accepted_tokens, "proposed_tokens", (json_int_t)sum->proposed_tokens,
-        "proposals_accepted", (json_int_t)sum->proposals_accepted, "verifications",
-        (json_int_t)sum->verifications, "mean_accepted_run",
-        real_or_null(sum->verifications > 0, run), "fetched_bytes", (json_int_t)sum->fetched_bytes,
-        "swapped_bytes", (json_int_t)sum->swapped_bytes, "pushed_bytes",
-        (json_int_t)sum->pushed_bytes, "pushed_verifications",
+        "proposals_accepted", (json_int_t)sum->proposals_accepted, "model_proposed_tokens",
+        (json_int_t)sum->model_proposed_tokens, "model_proposals_accepted",
+        (json_int_t)sum->model_proposals_accepted, "verifications", (json_int_t)sum->verifications,
+        "mean_accepted_run", real_or_null(sum->verifications > 0, run), "fetched_bytes",
+        (json_int_t)sum->fetched_bytes, "swapped_bytes", (json_int_t)sum->swapped_bytes,
+        "pushed_bytes", (json_int_t)sum->pushed_bytes, "pushed_verifications",
         (json_int_t)sum->pushed_verifications, "published_bytes", (json_int_t)sum->published_bytes,
         "resident_bytes", (json_int_t)sum->resident_bytes, "full_bytes",
         (json_int_t)sum->full_bytes, "recomputed_blocks", (json_int_t)sum->recomputed_blocks,
