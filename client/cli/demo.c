@@ -198,8 +198,8 @@ static bool ask_one(demo_t *demo, int question, int worker, const char *compress
         .prompt = demo->prompts[question].bytes,
         .chat = true,
         .max_tokens = max_tokens,
-        .horizon = -1,
-        .prompt_lookup = strcmp(compressor, "none") == 0 ? 0 : -1, // plain decoding
+        .horizon = strcmp(compressor, "none") == 0 ? 0 : -1, // plain decoding
+        .prompt_lookup = -1,
         .compressor = compressor,
         .cache_salt = salt,
         .bits = true,

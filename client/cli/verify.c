@@ -194,8 +194,8 @@ static bool compare_all(comparison_t *comparison, const char *const *names, uint
     ask.bits = true;
     ask.compressor = "none";
     ask.cache_salt = comparison->full_salt;
-    int64_t lookup = ask.prompt_lookup;
-    ask.prompt_lookup = 0; // plain decoding
+    int64_t horizon = ask.horizon;
+    ask.horizon = 0; // plain decoding: nothing is proposed either
     if (!cli_ask(&ask, &comparison->full)) {
         return false;
     }
@@ -204,7 +204,7 @@ static bool compare_all(comparison_t *comparison, const char *const *names, uint
         return false;
     }
     show_row(comparison->table, "(full cache)", &comparison->full, "-");
-    ask.prompt_lookup = lookup;
+    ask.horizon = horizon;
     for (uint32_t i = 0; i < count; i++) {
         if (!compare(comparison, names[i])) {
             return false;

@@ -149,7 +149,7 @@ static void a_model_that_knows_nothing_changes_no_draft(void **state)
 }
 
 // What a request that never stops asking did for its first tokens, with windows as they are or computed anew
-// each time but for their first token.
+// now and then but for their first token.
 static gpw_usage_t run_asking(uint32_t window, bool anew, int64_t *rows_p)
 {
     static answer_t answer;
@@ -161,11 +161,12 @@ static gpw_usage_t run_asking(uint32_t window, bool anew, int64_t *rows_p)
     params.horizon_set = true;
     answer_submit(rig.worker, &params, &answer);
     gpw_request_t *request = find(&rig, answer.id);
-    while (request->token_count < PROMPT + MORE / 2) {
+    for (uint32_t turn = 0; request->token_count < PROMPT + MORE / 2; turn++) {
         if (!gpw_draft_model_is_asked(request)) {
             request->draft_window.acceptance = 1;
-            request->draft_window.count =
-                anew && request->draft_window.count > 0 ? 1 : request->draft_window.count;
+            request->draft_window.count = anew && turn % 4 == 0 && request->draft_window.count > 0
+                                              ? 1
+                                              : request->draft_window.count;
         }
         assert_true(as_loop_run_once(rig.loop, true));
     }
@@ -179,7 +180,7 @@ static gpw_usage_t run_asking(uint32_t window, bool anew, int64_t *rows_p)
 }
 
 // Drafts on a lossy cache are often rejected, and a small window moves on several times; what is proposed is
-// what a window computed anew says, each time.
+// what a window computed anew says.
 static void a_window_rolls_back_to_what_was_accepted(void **state)
 {
     (void)state;
@@ -195,7 +196,7 @@ static void a_window_rolls_back_to_what_was_accepted(void **state)
         assert_true(kept.accepted_tokens < kept.drafted_tokens);
         assert_int_equal(kept.model_proposed_tokens, anew.model_proposed_tokens);
         assert_int_equal(kept.model_proposals_accepted, anew.model_proposals_accepted);
-        assert_true(rows * 5 < rows_anew);
+        assert_true(rows * 3 < rows_anew);
     }
 }
 
