@@ -2,8 +2,8 @@
 // Tokens per second of one worker at 1, 4 and 8 sessions: what steps that sessions share are worth.
 //
 // bench_batch --model FILE [--threads N] [--prompt TOKENS] [--decode TOKENS] [--rows N] [--horizon N]
-//   [--lookup N] [--text FILE] [--arm NAME]
-// (N proposed tokens of prompt lookup; prompts from a text) runs three arms at each number of sessions, without stores: plain decoding on the full cache,
+//   [--lookup N] [--draft FILE] [--text FILE] [--arm NAME]
+// (N proposed tokens of prompt lookup; a draft model; prompts from a text) runs three arms at each number of sessions, without stores: plain decoding on the full cache,
 // kivi4 without verification, and kivi4 verified. It prints one line of JSON for each: tokens that
 // left between the moment at which all sessions had their first and the one at which the first of
 // them was complete, per second of that time, and the processor time of each. --rows 1 shows steps of one session at a time.
@@ -24,8 +24,8 @@
 typedef struct bench {
     const char *path;
     uint32_t threads, prompt, decode, rows, horizon, lookup;
-    const char *text, *arm;
-    gpw_model_t *model;
+    const char *text, *arm, *draft_path;
+    gpw_model_t *model, *draft;
     int32_t *tokens; // of the text; NULL: made-up ones
     size_t token_count;
 } bench_t;
@@ -49,7 +49,7 @@ typedef struct run {
     session_t sessions[SESSIONS_MAX];
     uint32_t count, answering, finished, failed;
     uint64_t tokens, tokens_start, tokens_end; // of all
-    uint64_t drafted, accepted, proposed, taken;
+    uint64_t drafted, accepted, proposed, taken, modelled, modelled_taken;
     double start_s, end_s, cpu_start_s, cpu_end_s;
     int64_t layers_start, layers_end, passes_start, passes_end;
 } run_t;
@@ -92,6 +92,8 @@ static void on_finish(void *ctx, gpw_finish_t finish, as_status_t status, const 
     run->accepted += usage->accepted_tokens;
     run->proposed += usage->proposed_tokens;
     run->taken += usage->proposals_accepted;
+    run->modelled += usage->model_proposed_tokens;
+    run->modelled_taken += usage->model_proposals_accepted;
 }
 
 static int submit(const bench_t *bench, gpw_worker_t *worker, const arm_t *arm, session_t *session)
@@ -137,11 +139,13 @@ static void print_row(const bench_t *bench, const arm_t *arm, const run_t *run)
         "{\"arm\": \"%s\", \"sessions\": %u, \"threads\": %u, \"prompt_tokens\": %u, "
         "\"rows_max\": %u, \"horizon\": %u, \"tokens_per_s\": %.1f, \"cpu_ms_per_token\": %.2f, "
         "\"mean_batch\": %.2f, \"lookup\": %u, \"proposed\": %llu, \"proposals_accepted\": %llu, "
+        "\"model_proposed\": %llu, \"model_proposals_accepted\": %llu, "
         "\"drafted\": %llu, \"accepted\": %.2f}\n",
         arm->name, run->count, bench->threads, bench->prompt, bench->rows, bench->horizon,
         tokens / seconds, (run->cpu_end_s - run->cpu_start_s) * 1000 / tokens,
         (double)(run->passes_end - run->passes_start) / (double)(layers ? layers : 1),
         bench->lookup, (unsigned long long)run->proposed, (unsigned long long)run->taken,
+        (unsigned long long)run->modelled, (unsigned long long)run->modelled_taken,
         (unsigned long long)run->drafted,
         run->drafted ? (double)run->accepted / (double)run->drafted : 0.0);
     fflush(stdout);
@@ -159,6 +163,7 @@ static int run_arm(const bench_t *bench, const arm_t *arm, uint32_t sessions)
     }
     options.model = bench->model;
     options.ops = krn_cpu();
+    options.draft_model = bench->draft;
     options.threads = bench->threads;
     options.sessions_max = SESSIONS_MAX;
     options.batch_rows = bench->rows;
@@ -187,15 +192,20 @@ static int run_arm(const bench_t *bench, const arm_t *arm, uint32_t sessions)
 
 static int parse(bench_t *bench, int argc, char **argv)
 {
-    static const struct option names[] = {
-        {"model", required_argument, NULL, 'm'},  {"threads", required_argument, NULL, 't'},
-        {"prompt", required_argument, NULL, 'p'}, {"decode", required_argument, NULL, 'd'},
-        {"rows", required_argument, NULL, 'r'},   {"horizon", required_argument, NULL, 'h'},
-        {"lookup", required_argument, NULL, 'l'}, {"text", required_argument, NULL, 'x'},
-        {"arm", required_argument, NULL, 'a'},    {NULL, 0, NULL, 0}};
+    static const struct option names[] = {{"model", required_argument, NULL, 'm'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"prompt", required_argument, NULL, 'p'},
+                                          {"decode", required_argument, NULL, 'd'},
+                                          {"rows", required_argument, NULL, 'r'},
+                                          {"horizon", required_argument, NULL, 'h'},
+                                          {"lookup", required_argument, NULL, 'l'},
+                                          {"text", required_argument, NULL, 'x'},
+                                          {"arm", required_argument, NULL, 'a'},
+                                          {"draft", required_argument, NULL, 'w'},
+                                          {NULL, 0, NULL, 0}};
     int name;
     while ((name = getopt_long(argc, argv, "", names, NULL)) != -1) {
-        bool counts = name != 'm' && name != 'x' && name != 'a' && name != '?';
+        bool counts = name != 'm' && name != 'x' && name != 'a' && name != 'w' && name != '?';
         uint32_t number = counts ? (uint32_t)strtoul(optarg, NULL, 10) : 1;
         uint32_t *target = name == 't'   ? &bench->threads
                            : name == 'p' ? &bench->prompt
@@ -207,6 +217,8 @@ static int parse(bench_t *bench, int argc, char **argv)
             bench->path = optarg;
         } else if (name == 'a') {
             bench->arm = optarg;
+        } else if (name == 'w') {
+            bench->draft_path = optarg;
         } else if (name == 'x') {
             bench->text = optarg;
         } else if (name == '?' || (number == 0 && name != 'l')) {
@@ -216,6 +228,17 @@ static int parse(bench_t *bench, int argc, char **argv)
         }
     }
     return bench->path != NULL;
+}
+
+static int load(const char *path, gpw_model_t **model_p)
+{
+    char error[256] = "";
+    gpw_model_options_t options = {.path = path};
+    if (gpw_model_load(&options, error, sizeof(error), model_p) != AS_OK) {
+        fprintf(stderr, "bench_batch: %s: %s\n", path, error);
+        return 0;
+    }
+    return 1;
 }
 
 // Prompts from a file, each session's from another place.
@@ -254,19 +277,13 @@ int main(int argc, char **argv)
                      .rows = GPW_FORWARD_STEP_ROWS,
                      .horizon = 16};
     if (!parse(&bench, argc, argv)) {
-        fprintf(
-            stderr,
-            "usage: bench_batch --model FILE [--threads N] [--prompt TOKENS] "
-            "[--decode TOKENS] [--rows N] [--horizon N] [--lookup N] [--text FILE] [--arm NAME]\n");
+        fprintf(stderr, "usage: bench_batch --model FILE [--threads N] [--prompt TOKENS] "
+                        "[--decode TOKENS] [--rows N] [--horizon N] [--lookup N] [--draft FILE] "
+                        "[--text FILE] [--arm NAME]\n");
         return 2;
     }
-    char error[256] = "";
-    gpw_model_options_t options = {.path = bench.path};
-    if (gpw_model_load(&options, error, sizeof(error), &bench.model) != AS_OK) {
-        fprintf(stderr, "bench_batch: %s\n", error);
-        return 1;
-    }
-    int good = read_text(&bench);
+    int good = load(bench.path, &bench.model) &&
+               (!bench.draft_path || load(bench.draft_path, &bench.draft)) && read_text(&bench);
     for (size_t a = 0; good && a < sizeof(arms) / sizeof(arms[0]); a++) {
         for (size_t s = 0; good && s < sizeof(session_counts) / sizeof(session_counts[0]); s++) {
             bool chosen = !bench.arm || strcmp(bench.arm, arms[a].name) == 0;
@@ -274,6 +291,7 @@ int main(int argc, char **argv)
         }
     }
     as_mem_free(bench.tokens);
+    gpw_model_free(bench.draft);
     gpw_model_free(bench.model);
     return good ? 0 : 1;
 }
