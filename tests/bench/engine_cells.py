@@ -91,10 +91,11 @@ def full_bytes(cell):
     return cell.context * FULL_TOKEN_BYTES
 
 
-def budget(cell):
+def budget(cell, arm):
     """Device memory of all arms of a cell: four tenths of a full cache a session, what admitting one of them needs at a time, and
-    the computation's workspace."""
-    return int(full_bytes(cell) * (0.38 * cell.sessions + 1.25)) + WORKSPACE_BYTES
+    the computation's workspace. A swap without overlap takes a whole cache, which that arm has besides, or it could not have as many
+    sessions at a time."""
+    return int(full_bytes(cell) * (0.38 * cell.sessions + 1.25 + (arm == NO_OVERLAP))) + WORKSPACE_BYTES
 
 
 class Run:
@@ -103,7 +104,7 @@ class Run:
     def __init__(self, cluster, cell, arm, prompts):
         self.cluster, self.cell, self.arm, self.prompts = cluster, cell, arm, prompts
         trace = [f"--trace={FOLDER}/{TRACE}"] if arm in TRACED else []
-        self.options = [f"--device-memory={budget(cell)}", f"--sessions={1 if arm.in_turn else cell.sessions}", f"--queue={cell.sessions}",
+        self.options = [f"--device-memory={budget(cell, arm)}", f"--sessions={1 if arm.in_turn else cell.sessions}", f"--queue={cell.sessions}",
                         f"--horizon={HORIZON}", *arm.options, *trace]
         self.news = threading.Condition()
 
@@ -174,7 +175,7 @@ class Run:
         per = max(tokens, 1)
         result = {
             "arm": self.arm.name, "compressor": self.arm.assay["compressor"], "cell": self.cell.name, "gbit": self.cell.gbit, "context": self.cell.context,
-            "sessions": self.cell.sessions, "budget_bytes": budget(self.cell), "options": self.options,
+            "sessions": self.cell.sessions, "budget_bytes": budget(self.cell, self.arm), "options": self.options,
             "tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds,
             "cable_bytes_per_token": (last["cable_bytes"] - first["cable_bytes"]) / per,
             "swapped_bytes_per_token": own["swapped_bytes"] / per, "pushed_bytes_per_token": own["pushed_bytes"] / per,

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what `./dev bench engine --json > RAW.json` measured: plots.py RAW.json FOLDER writes SVG files.
+"""Draws what `./dev bench engine --json > RAW.json` measured: plots.py RAW.json [RAW.json ...] FOLDER writes SVG files.
 
 throughput by sessions, by context, by link and by compressor, acceptance by position in the draft, and the lanes of what overlaps.
-A chart whose part was not measured is left out.
+A chart whose part was not measured is left out. Parts that were measured one by one (--only) are put together.
+
+--tables FILE writes the tables of arms and rows, too: between the lines <!-- engine tables --> and <!-- end --> of that Markdown.
 """
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -122,13 +125,42 @@ def lanes(result, folder, name):
               f"{NAMES[result['arm']]}: {result['tokens_per_s']:.1f} tokens/s{hidden}", body)
 
 
-def main():
-    if len(sys.argv) != 3:
-        sys.exit("usage: plots.py RAW.json FOLDER")
-    raw, folder = json.loads(Path(sys.argv[1]).read_text())["raw"], Path(sys.argv[2])
+def moved(result):
+    return result["swapped_bytes_per_token"] + result["pushed_bytes_per_token"]
+
+
+def of_arm(result):
+    run = "" if not result["mean_draft"] else f"{result['mean_accepted_run']:.1f} of {result['mean_draft']:.1f}"
+    bytes_moved = f"{moved(result) / 1e6:.2g} MB" if moved(result) else ""
+    ceiling = f"{result['ceiling']['tokens_per_s']:.0f}" if "ceiling" in result else ""
+    return (f"| {result['sessions']} x {result['context']:,} | {result['gbit']:g} | {result['arm']} | {result['tokens_per_s']:.3g} | {ceiling} | {bytes_moved} | "
+            f"{run} | {result['others_cores']:.1f} | {result.get('identical', '')} |")
+
+
+def tables(measured):
+    """Markdown of everything that was measured."""
+    lines = [f"{measured[0]['machine']}; " + "; ".join(f"`{one['command']}` at {one['commit']}" for one in measured), ""]
+    for part in ("main", "sweep", "sixteen", "shared", "first", "runs"):
+        results = [result for one in measured for result in one["raw"].get(part, {}).get("results", [])]
+        if results:
+            lines += [f"Arms of the part `{part}`:", "", "| sessions x tokens | Gbit/s | arm | tokens/s | ceiling | verifying moves, a token | drafts accepted | others' cores | identical |",
+                      "|---|---|---|---|---|---|---|---|---|", *map(of_arm, results), ""]
+    lines += ["Rows:", "", "| row | value | target | |", "|---|---|---|---|"]
+    for row in (row for one in measured for row in one["rows"]):
+        lines.append(f"| {row['row']} | {row['value']} | {row['target'].replace('<', '&lt;')} | {row['verdict'] if row['verdict'] != 'info' else ''} |")
+    return lines
+
+
+def write_tables(path, measured):
+    before, rest = path.read_text().split("<!-- engine tables -->", 1)
+    after = rest.split("<!-- end -->", 1)[1]
+    path.write_text("\n".join([before + "<!-- engine tables -->", *tables(measured), "", "<!-- end -->" + after]))
+
+
+def draw(raw, folder):
     folder.mkdir(parents=True, exist_ok=True)
     main_results = raw.get("main", {}).get("results", [])
-    swept = main_results + raw.get("sweep", {}).get("results", [])
+    swept = [result for part in ("main", "sweep", "sixteen") for result in raw.get(part, {}).get("results", [])]
     if swept:
         sessions, context = max(one["sessions"] for one in main_results or swept), max(one["context"] for one in swept)
         against(swept, folder, "sessions", {"context": context, "gbit": 1}, "sessions", "sessions")
@@ -145,6 +177,19 @@ def main():
     if raw.get("runs", {}).get("by_position"):
         acceptance(raw["runs"]["by_position"], folder)
     print("\n".join(str(path) for path in sorted(folder.glob("engine-*.svg"))))
+
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="plots.py", description=__doc__.splitlines()[0])
+    parser.add_argument("raw", nargs="+", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tables", type=Path, metavar="FILE", help="Markdown that has the two marks")
+    args = parser.parse_args()
+    measured = [json.loads(path.read_text()) for path in args.raw]
+    draw({part: raw for one in measured for part, raw in one["raw"].items()}, args.folder)
+    if args.tables:
+        write_tables(args.tables, measured)
 
 
 if __name__ == "__main__":
