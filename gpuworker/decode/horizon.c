@@ -9,7 +9,8 @@
 // What it returns is the draft's target. The draft may be shorter: cut by what is left of the answer,
 // by an end token, or to be complete with those of sessions on the same chain (decode/riders.c). It is
 // longer, up to `max`, for these too, where a quarter more is the rest of the answer, and while the link
-// is busy: who wants a bound on that changes `limit` in gpw_round_begin. Memory is reserved for `max`, so a policy may return no more.
+// is busy: who wants a bound on that changes `limit` in gpw_round_begin. Memory is reserved for `max`, so
+// a policy may return no more.
 //
 // tests/unit/gpuworker/test_resident.c tests the formula. What was expected stands in the metrics
 // assay_worker_round_expected_* beside what came (assay_worker_round_*), so a policy is judged by
@@ -106,13 +107,15 @@ uint32_t gpw_horizon_get(const gpw_horizon_t *horizon, const gpw_horizon_load_t 
         l.riders = 1;
     }
     double best = 0;
+    uint32_t best_k = HORIZON_MIN;
     for (uint32_t k = HORIZON_MIN; k <= h.max; k++) {
-        best = longer(best, rate_of(&h, &l, k));
+        double rate = rate_of(&h, &l, k);
+        best_k = rate > best ? k : best_k;
+        best = longer(best, rate);
     }
-    uint32_t k = l.riders > 1 ? h.max : HORIZON_MIN;
-    double enough = l.riders > 1 ? best * GROUP_RATE : best;
-    while (rate_of(&h, &l, k) < enough) {
-        k = l.riders > 1 ? k - 1 : k + 1;
+    uint32_t k = l.riders > 1 ? h.max : best_k;
+    while (k > best_k && rate_of(&h, &l, k) < best * GROUP_RATE) {
+        k--;
     }
     return k;
 }
