@@ -211,6 +211,7 @@ void gpw_request_unpost(gpw_request_t *request)
     const gpw_worker_options_t *options = &request->worker->options;
     as_loop_unpost(options->engine_loop, &request->submit_task);
     as_loop_unpost(options->engine_loop, &request->cancel_task);
+    as_loop_unpost(options->engine_loop, &request->stop_task);
     as_loop_unpost(options->engine_loop, &request->goodbye_task);
     as_loop_unpost(options->io_loop, &request->tokens_task);
     as_loop_unpost(options->io_loop, &request->place_task);

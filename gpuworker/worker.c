@@ -90,6 +90,15 @@ static void on_cancel(void *ctx)
     }
 }
 
+static void on_stop(void *ctx)
+{
+    gpw_request_t *request = ctx;
+    if (!request->finished) {
+        gpw_request_finish(request, GPW_FINISH_STOP, AS_OK, NULL);
+        gpw_engine_kick(request->engine);
+    }
+}
+
 static void on_goodbye(void *ctx)
 {
     gpw_request_t *request = ctx;
@@ -205,6 +214,7 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->usage.prompt_tokens = p->token_count;
     r->submit_task = (as_task_t){.fn = on_submit, .ctx = r};
     r->cancel_task = (as_task_t){.fn = on_cancel, .ctx = r};
+    r->stop_task = (as_task_t){.fn = on_stop, .ctx = r};
     r->goodbye_task = (as_task_t){.fn = on_goodbye, .ctx = r};
     r->tokens_task = (as_task_t){.fn = on_tokens, .ctx = r};
     r->place_task = (as_task_t){.fn = on_place, .ctx = r};
@@ -282,13 +292,29 @@ as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *
     return AS_OK;
 }
 
-void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id)
+static gpw_request_t *request_of(const gpw_worker_t *worker, uint64_t request_id)
 {
     for (uint32_t slot = 0; slot < worker->active_max; slot++) {
-        gpw_request_t *request = worker->active[slot];
-        if (request && request->id == request_id) {
-            as_loop_post(worker->options.engine_loop, &request->cancel_task);
+        if (worker->active[slot] && worker->active[slot]->id == request_id) {
+            return worker->active[slot];
         }
+    }
+    return NULL;
+}
+
+void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id)
+{
+    gpw_request_t *request = request_of(worker, request_id);
+    if (request) {
+        as_loop_post(worker->options.engine_loop, &request->cancel_task);
+    }
+}
+
+void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id)
+{
+    gpw_request_t *request = request_of(worker, request_id);
+    if (request) {
+        as_loop_post(worker->options.engine_loop, &request->stop_task);
     }
 }
 

@@ -170,6 +170,9 @@ as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *
                               const gpw_request_events_t *events, char *error, size_t error_bytes,
                               uint64_t *request_id_p) AS_MUST_USE;
 void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
+// The caller has all it wants of it: it ends as one that is complete, with GPW_FINISH_STOP, and the
+// blocks that it computed are stored.
+void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id);
 
 // Names of the compressors, in table order, then "none": full cache resident, no drafting.
 // NULL-terminated.

@@ -239,7 +239,7 @@ static void on_tokens(void *ctx, const gpw_token_event_t *tokens, uint32_t count
         return;
     }
     if (choice->text.stopped) {
-        gpw_worker_cancel(generation->serve->worker, choice->request_id);
+        gpw_worker_stop(generation->serve->worker, choice->request_id);
     }
     if (generation->request.stream) {
         send_news(generation, choice);
