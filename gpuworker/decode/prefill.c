@@ -68,6 +68,9 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
     bool adopted = request->blocks.stored > 0; // it waits for its turn
+    if (!swap->stream && gpw_swap_is_too_early(request)) {
+        return GPW_TURN_WAIT;
+    }
     if (!swap->stream && (adopted || gpw_prefix_is_pushed(request, request->hit_limit))) {
         return push_prefix(request);
     }
@@ -87,7 +90,11 @@ gpw_turn_t gpw_fetch_turn(gpw_request_t *request)
     const gpw_transfer_news_t *news = gpw_transfer_news(stream->transfer);
     bool failed = news->done && news->status != AS_OK;
     if (failed && news->layers == 0 && (!news->located || news->hole_block == 0)) {
-        return begin_without_prefix(request);
+        if (!gpw_swap_is_refused(request) || ++request->swap_failures == FETCH_TRIES) {
+            return begin_without_prefix(request);
+        }
+        gpw_swap_end(request);
+        return GPW_TURN_AGAIN;
     }
     if (!news->located) {
         return GPW_TURN_WAIT;

@@ -106,7 +106,11 @@ static gpw_turn_t finish(gpw_request_t *request)
 static gpw_turn_t missed(gpw_request_t *request)
 {
     bool was_sealed = request->swap.stream->sealed;
+    bool refused = gpw_swap_is_refused(request);
     gpw_swap_end(request);
+    if (refused) {
+        return GPW_TURN_AGAIN;
+    }
     if (!was_sealed) {
         request->usage.recomputed_blocks += request->blocks.stored;
         gpw_metric_add(GPW_METRIC_RECOMPUTED_BLOCKS_TOTAL, request->blocks.stored);
@@ -119,6 +123,9 @@ static gpw_turn_t missed(gpw_request_t *request)
 gpw_turn_t gpw_prefix_seal_turn(gpw_request_t *request)
 {
     gpw_swap_t *swap = &request->swap;
+    if (!swap->stream && gpw_swap_is_too_early(request)) {
+        return GPW_TURN_WAIT;
+    }
     if (!swap->stream) {
         as_status_t status = start(request);
         if (status == AS_OK) { // while the first layer is on its way

@@ -62,8 +62,9 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
 
 static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
 {
+    bool refused = gpw_swap_is_refused(request);
     let_go(request);
-    return gpw_recompute_from(request, hole);
+    return refused ? GPW_TURN_AGAIN : gpw_recompute_from(request, hole);
 }
 
 static const gpw_pass_kind_t recompute_pass = {.full = true,
@@ -89,6 +90,9 @@ static gpw_turn_t begin(gpw_request_t *request)
     }
     uint32_t first;
     uint32_t count = gpw_swap_range(request, request->recompute_from, &first);
+    if (count > 0 && gpw_swap_is_too_early(request)) {
+        return GPW_TURN_WAIT;
+    }
     if (count > 0) {
         as_status_t status = gpw_swap_start(request, first, count, NULL);
         if (status == AS_ERR_BUSY) {

@@ -25,6 +25,8 @@
 #include "gpuworker/decode/riders.h"
 #include "gpuworker/engine.h"
 
+#define RETRY_US 10000u // after stores or the client were too busy
+
 uint32_t gpw_swap_range(const gpw_request_t *request, uint32_t limit, uint32_t *first_p)
 {
     const gpw_sealed_t *sealed = &request->sealed;
@@ -186,18 +188,35 @@ void gpw_swap_end(gpw_request_t *request)
     gpw_streams_next(request->engine);
 }
 
+bool gpw_swap_is_refused(gpw_request_t *request)
+{
+    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.stream->transfer);
+    bool refused = news->done && news->status == AS_ERR_BUSY;
+    if (refused) {
+        request->swap_retry_us = as_loop_now_us(request->engine->loop) + RETRY_US;
+    }
+    return refused;
+}
+
+bool gpw_swap_is_too_early(const gpw_request_t *request)
+{
+    bool early = as_loop_now_us(request->engine->loop) < request->swap_retry_us;
+    if (early) {
+        gpw_engine_wake_at(request->engine, request->swap_retry_us);
+    }
+    return early;
+}
+
 // ---- The step ----------------------------------------------------------------------------------
 
 gpw_turn_t gpw_swap_turn(gpw_request_t *request)
 {
-    gpw_engine_t *engine = request->engine;
     uint32_t first;
     uint32_t count = gpw_swap_range(request, request->blocks.stored, &first);
     if (count == 0 || request->swap.stream) {
         return gpw_request_go(request, GPW_STEP_VERIFY);
     }
-    if (as_loop_now_us(engine->loop) < request->swap_retry_us) {
-        gpw_engine_wake_at(engine, request->swap_retry_us);
+    if (gpw_swap_is_too_early(request)) {
         return GPW_TURN_WAIT;
     }
     as_status_t status = gpw_push_or_swap(request, first, count);

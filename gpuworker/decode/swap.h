@@ -65,5 +65,10 @@ const uint8_t *gpw_swap_extent(const gpw_swap_t *swap, uint32_t block,
 void gpw_swap_release(struct gpw_request *request, uint32_t layers); // [0, layers) are read
 // Ends a swap, complete or not, and the wish for one: what is left of it runs out behind.
 void gpw_swap_end(struct gpw_request *request);
+// Of one that failed, before its end: whether no block is missing and stores or the client were too
+// busy. Then it is too early to ask again for a while.
+bool gpw_swap_is_refused(struct gpw_request *request);
+// Whether it is too early to ask again; the engine wakes when it is not.
+bool gpw_swap_is_too_early(const struct gpw_request *request);
 
 #endif

@@ -19,8 +19,6 @@
 #include "gpuworker/decode/recompute.h"
 #include "gpuworker/engine.h"
 
-#define BUSY_RETRY_US 10000u // when the client has too many fetches in flight
-
 // Emits what row `row` chose. True to go on with the next row: it was the draft, and there is
 // another.
 static bool emit_row(gpw_request_t *request, uint32_t row, const float *logits, bool *complete_p)
@@ -96,15 +94,10 @@ static gpw_turn_t failed(gpw_request_t *request, uint32_t hole)
     if (gpw_swap_is_pushed(&request->swap)) {
         return gpw_push_failed(request);
     }
-    const gpw_transfer_news_t *news = gpw_transfer_news(request->swap.stream->transfer);
-    bool busy = news->done && news->status == AS_ERR_BUSY;
-    bool is_own = hole < request->swap.end_block;
+    bool is_own = hole < request->swap.end_block, refused = gpw_swap_is_refused(request);
     gpw_pass_end(request);
     gpw_swap_end(request);
-    if (busy) {
-        request->swap_retry_us = as_loop_now_us(request->engine->loop) + BUSY_RETRY_US;
-    }
-    if (busy || !is_own) { // another session's block is missing
+    if (refused || !is_own) { // another session's block is missing
         return gpw_request_go(request, GPW_STEP_SWAP);
     }
     return gpw_recompute_from(request, hole);

@@ -184,7 +184,8 @@ def test_verified_answers_are_identical_whatever_happens_to_stores_and_links(tmp
     with network_of(STORES + 1) as network:
         with HostsCluster(network, tmp_path, **options) if network else Cluster(tmp_path, **options) as world:
             for mode in "off", "on":
-                world.worker_options = [*DEADLINES, f"--push-down={mode}", "--recompute-rate=-1", "--context=8192", f"--sessions={CLIENTS}"]
+                world.worker_options = [*DEADLINES, f"--push-down={mode}", "--recompute-rate=-1", "--context=8192", f"--sessions={CLIENTS}",
+                                        "--threads=1"]  # of two workers on as many cores as there are
                 world.workers.append(world.launch_worker())
             for worker in world.workers:
                 worker.wait_ready()

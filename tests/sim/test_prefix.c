@@ -2,6 +2,7 @@
 // A stored prefix that is not fetched before the first token: the rest of the prompt by push-down, the sealed
 // form from stores. The same bits as of full-cache decoding, also where any of it is missing or breaks off.
 #include "answers.h"
+#include "client/internal.h"
 #include "common/fault.h"
 #include "gpuworker/resident/stored.h"
 
@@ -194,6 +195,32 @@ static void stores_that_compute_none_are_fetched_from(void **state)
     close_world(&world);
 }
 
+// Stores or a client that have too much to do are asked again: nothing is missing, and nothing computed again.
+static void a_prefix_is_not_lost_since_it_cannot_be_asked_for_at_once(void **state)
+{
+    (void)state;
+    static answer_t answer;
+    for (uint32_t busy_us = 1000; busy_us < 3 * undisturbed_us; busy_us *= 2) {
+        world_t world;
+        open_world(&world, &(world_options_t){0}, true);
+        world.workers[1].worker->engine->options.push_down = GPW_PUSH_DOWN_OFF;
+        world.workers[1].worker->engine->options.store_sealed = false;
+        uint32_t *most = &world.workers[1].client->options.fetches_max, usual = *most;
+        gpw_request_params_t params = params_of("kivi4");
+        answer_submit(world.workers[1].worker, &params, &answer);
+        world_run(&world, busy_us < 9000 ? 0 : busy_us - 9000); // before the first question, and later
+        *most = 0;
+        world_run(&world, 9000);
+        *most = usual;
+        run_to_end(&world, &answer);
+        assert_int_equal(answer.status, AS_OK);
+        answer_compare(&answer, &expected, "busy");
+        assert_int_equal(answer.usage.cached_tokens, BLOCKS * BLOCK_TOKENS);
+        assert_int_equal(answer.usage.recomputed_blocks, 0);
+        close_world(&world);
+    }
+}
+
 // Every moment from the request's first question to its last draft.
 static void a_store_that_dies_at_any_moment_costs_time_only(void **state)
 {
@@ -247,6 +274,7 @@ int main(void)
         cmocka_unit_test(what_is_not_stored_sealed_is_made_of_the_full_blocks),
         cmocka_unit_test(drafts_are_those_of_a_segment_made_here),
         cmocka_unit_test(stores_that_compute_none_are_fetched_from),
+        cmocka_unit_test(a_prefix_is_not_lost_since_it_cannot_be_asked_for_at_once),
         cmocka_unit_test(a_store_that_dies_at_any_moment_costs_time_only),
         cmocka_unit_test(cancelled_at_any_moment_nothing_is_held),
     };
