@@ -138,7 +138,7 @@ typedef struct gpw_request {
     // io
     gpw_request_events_t io_events;
     uint32_t io_slot;
-    bool in_engine;                                   // engine writes; read at the very end
+    bool in_engine; // engine writes; read at the very end
     as_task_t submit_task, cancel_task, stop_task, goodbye_task; // run on the engine's loop
     as_task_t tokens_task, place_task, finish_task;              // run on the io loop
 } gpw_request_t;

@@ -2,7 +2,7 @@
 // A session that is cancelled after any number of ticks, at every step, with each compressor, with
 // puts, swaps and push-downs in flight or what it needs lost: the session beside it gives its whole
 // answer, and neither worker nor store holds anything afterwards. And one that begins again for want
-// of memory says the same.
+// of memory says the same; and of one that its caller has enough of what it computed is stored.
 //
 // A sample of the moments runs always, another for each seed (ASSAY_TEST_SEED); all of them with
 // ASSAY_TEST_FULL=1.
@@ -263,11 +263,43 @@ static void a_session_that_begins_again_for_want_of_memory_says_the_same(void **
     assert_true(gpw_metric_value(GPW_METRIC_RESTARTS_TOTAL) > restarts);
 }
 
+// Where it is cancelled, its puts are.
+static void what_a_request_computed_is_stored_when_its_caller_has_enough(void **state)
+{
+    (void)state;
+    static answer_t first, second;
+    for (int cancelled = 0; cancelled < 2; cancelled++) {
+        world_t world;
+        const world_options_t options = options_of(SWAPS);
+        world_open(&world, &options);
+        world_run(&world, 2000000);
+        gpw_request_params_t params = params_of("kivi4", "enough");
+        answer_submit(worker_of(&world), &params, &first);
+        while (first.count == 0) {
+            world_run(&world, WORLD_TICK_US);
+        }
+        (cancelled ? gpw_worker_cancel : gpw_worker_stop)(worker_of(&world), first.id);
+        run_to_end(&world, &first);
+        assert_int_equal(first.status, cancelled ? AS_ERR_CANCELLED : AS_OK);
+        assert_int_equal(first.finish, cancelled ? GPW_FINISH_CANCELLED : GPW_FINISH_STOP);
+        assert_true(first.count < MAX_TOKENS);
+        world_run(&world, 2500000);
+        answer_submit(worker_of(&world), &params, &second);
+        run_to_end(&world, &second);
+        expect_whole(&second, "kivi4");
+        const uint32_t stored = (PROMPT - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        assert_int_equal(second.usage.cached_tokens == stored, !cancelled);
+        expect_nothing_held(&world);
+        world_close(&world);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_session_that_is_cancelled_after_any_tick_leaves_nothing_behind),
         cmocka_unit_test(a_session_that_begins_again_for_want_of_memory_says_the_same),
+        cmocka_unit_test(what_a_request_computed_is_stored_when_its_caller_has_enough),
     };
     return cmocka_run_group_tests(tests, begin_all, end_all);
 }

@@ -372,42 +372,6 @@ static void a_prefix_that_one_worker_stored_is_used_by_the_other(void **state)
     gpw_model_free(model);
 }
 
-// Where it is cancelled, its puts are.
-static void what_a_request_computed_is_stored_when_its_caller_has_enough(void **state)
-{
-    (void)state;
-    for (int cancelled = 0; cancelled < 2; cancelled++) {
-        world_t world;
-        open_kept(&world, 1, 2, 0);
-        static answer_t first, second;
-        const pooled_t *what = &pool[23];
-        gpw_request_params_t params = swapped_params(what);
-        answer_submit(world.workers[0].worker, &params, &first);
-        while (first.count == 0) {
-            world_run(&world, 20);
-        }
-        if (cancelled) {
-            gpw_worker_cancel(world.workers[0].worker, first.id);
-        } else {
-            gpw_worker_stop(world.workers[0].worker, first.id);
-        }
-        world_run(&world, 3000000);
-        assert_true(first.finished && first.count < what->count);
-        assert_int_equal(first.status, cancelled ? AS_ERR_CANCELLED : AS_OK);
-        assert_int_equal(first.finish, cancelled ? GPW_FINISH_CANCELLED : GPW_FINISH_STOP);
-        answer_of(&world, 1, what, &second, "second worker");
-        uint32_t stored = (what->count - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
-        if (!cancelled) {
-            assert_int_equal(second.usage.cached_tokens, stored);
-        } else {
-            assert_true(second.usage.cached_tokens < stored);
-        }
-        check_leaks(&world, 1);
-        world_close(&world);
-        gpw_model_free(model);
-    }
-}
-
 // Without verification each token shows what was kept: a prompt that was computed here and one whose
 // prefix was fetched answer alike, and differ from the exact answer.
 static void what_queries_choose_does_not_depend_on_what_was_stored(void **state)
@@ -597,7 +561,6 @@ int main(void)
     as_fault_arm_chance(AS_FAULT_swap_slot_reused, 1000000, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_prefix_that_one_worker_stored_is_used_by_the_other),
-        cmocka_unit_test(what_a_request_computed_is_stored_when_its_caller_has_enough),
         cmocka_unit_test(what_queries_choose_does_not_depend_on_what_was_stored),
         cmocka_unit_test(a_store_that_dies_costs_no_block_of_which_there_are_two_copies),
         cmocka_unit_test(stores_that_drain_one_after_the_other_cost_no_block),

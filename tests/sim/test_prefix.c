@@ -208,7 +208,8 @@ static void a_prefix_is_not_lost_since_it_cannot_be_asked_for_at_once(void **sta
         uint32_t *most = &world.workers[1].client->options.fetches_max, usual = *most;
         gpw_request_params_t params = params_of("kivi4");
         answer_submit(world.workers[1].worker, &params, &answer);
-        world_run(&world, busy_us < 9000 ? 0 : busy_us - 9000); // before the first question, and later
+        world_run(&world,
+                  busy_us < 9000 ? 0 : busy_us - 9000); // before the first question, and later
         *most = 0;
         world_run(&world, 9000);
         *most = usual;
