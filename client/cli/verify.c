@@ -10,7 +10,7 @@
 
 #include "client/cli/cli.h"
 
-#define COMPRESSORS_MAX 16u
+#define COMPRESSORS_MAX 64u
 
 static cli_ask_t ask;
 static const char *file, *prompt_text, *worker, *run_dir;

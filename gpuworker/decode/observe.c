@@ -85,7 +85,9 @@ void gpw_observe_layer(gpw_request_t *request, uint32_t layer)
         .q = request->observer.q,
         .lse = request->observer.lse,
         .pages = pages,
+        .rope = &engine->options.model->rope,
         .scratch = engine->observe_scratch,
     };
     request->sealed.compressor->observe(request->sealed.segment, &args);
+    gpw_sealed_recount(&request->sealed);
 }

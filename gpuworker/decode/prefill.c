@@ -147,11 +147,15 @@ static as_status_t hold_prefix(gpw_request_t *request)
     return status;
 }
 
-// What stores have is not held here: the memory of it is others'. A recompute reserves its own.
-static void give_back_prefix(gpw_request_t *request)
+// What stores have is not held here: the memory of it is others', as is what the segment spared. A
+// recompute reserves its own.
+static void give_back(gpw_request_t *request)
 {
     const gpw_blocks_t *blocks = &request->blocks;
-    gpw_budget_shrink(&request->budget, blocks->stored * (uint64_t)as_block_bytes(&blocks->shape));
+    gpw_sealed_t *sealed = &request->sealed;
+    gpw_budget_shrink(&request->budget, blocks->stored * (uint64_t)as_block_bytes(&blocks->shape) +
+                                            sealed->spared_bytes);
+    sealed->spared_bytes = 0;
     gpw_engine_freed(request->engine);
 }
 
@@ -192,7 +196,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     gpw_blocks_filled(&request->blocks);
     request->exact_tokens = request->token_count;
     let_go(request);
-    give_back_prefix(request);
+    give_back(request);
     gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
     if (request->route) {
         gpw_transfer_retire(request->route);

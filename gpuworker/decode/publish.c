@@ -113,8 +113,8 @@ static void start_sealed(gpw_request_t *request, gpw_put_t *put)
         !gpw_stored_shape(compressor, &blocks->shape, &params.shape)) {
         return;
     }
-    uint8_t *sealed =
-        gpw_stored_pack(compressor, &blocks->shape, engine->options.ops, blocks->block[b].memory);
+    uint8_t *sealed = gpw_stored_pack(compressor, &blocks->shape, engine->options.ops, b,
+                                      blocks->block[b].memory);
     gpw_stored_key(compressor, &blocks->namespace_key, &namespace_key);
     gpw_stored_key(compressor, &blocks->block[b].key, &key);
     gpw_stored_key(compressor, b ? &blocks->block[b - 1].key : &blocks->namespace_key, &parent);

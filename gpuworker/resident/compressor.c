@@ -7,15 +7,20 @@
 #include <string.h>
 
 #include "common/assert.h"
+#include "gpuworker/resident/exact.h"
+#include "gpuworker/resident/kept_blocks.h"
+#include "gpuworker/resident/kept_prompt.h"
 #include "gpuworker/resident/kivi.h"
-#include "gpuworker/resident/snapkv.h"
-#include "gpuworker/resident/streaming.h"
-#include "gpuworker/resident/window_scores.h"
+#include "gpuworker/resident/select/selector.h"
+
+// Where methods drop tokens, a quarter stays: the share at which they are compared here.
+#define KEEP_PERCENT 25
 
 // Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long
 // prompt to the verification, which is what that method is here to show.
-// SnapKV's 32 queries and pool of 7 are those of its authors' LongBench runs; its budget is the
-// share at which methods are compared here.
+// SnapKV's 32 queries and pool of 7 are those of its authors' LongBench runs; PyramidKV's slope of 20,
+// AdaKV's safeguard of 20 % and H2O's halves are their authors'. TOVA protects no sinks, H2O neither:
+// their scores do. DBudgetKV's 1 % is that of its paper.
 static const gpw_compressor_t table[] = {
     {
         .name = "kivi4",
@@ -36,8 +41,43 @@ static const gpw_compressor_t table[] = {
         .summary =
             "StreamingLLM: the first 4 and the newest 256 sealed tokens, exact, in whole blocks",
         .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
-        .params = {.sink_tokens = 4, .window_tokens = 256},
-        GPW_STREAMING_FUNCTIONS,
+        .params = {.selector = &gpw_select_positions, .sink_tokens = 4, .window_tokens = 256},
+        GPW_EXACT_FUNCTIONS,
+    },
+    {
+        .name = "knorm",
+        .summary = "Knorm: of each block a quarter for each KV head, exact: the keys of least norm "
+                   "(4x)",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.selector = &gpw_select_norms,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .keep_percent = KEEP_PERCENT},
+        GPW_KEPT_BLOCKS_FUNCTIONS,
+    },
+    {
+        .name = "keydiff",
+        .summary = "KeyDiff: of each block a quarter for each KV head, exact: the keys least like "
+                   "the others (4x)",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.selector = &gpw_select_key_difference,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .keep_percent = KEEP_PERCENT},
+        GPW_KEPT_BLOCKS_FUNCTIONS,
+    },
+    {
+        .name = "expected",
+        .summary = "Expected Attention: of the prompt a quarter for each KV head, exact, to which "
+                   "queries like its last 32 would attend (4x); what follows whole",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_expected,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .window_tokens = 32,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 1},
+        GPW_KEPT_PROMPT_FUNCTIONS,
     },
     {
         .name = "snapkv",
@@ -45,8 +85,82 @@ static const gpw_compressor_t table[] = {
             "SnapKV: of the prompt a quarter for each KV head, exact, chosen by the attention "
             "of its last 32 tokens (4x); what follows whole",
         .flags = GPW_COMPRESSOR_DROPS,
-        .params = {.sink_tokens = 4, .window_tokens = 32, .keep_percent = 25, .pool_tokens = 7},
-        GPW_SNAPKV_FUNCTIONS,
+        .params = {.selector = &gpw_select_window,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .window_tokens = 32,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 7},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "pyramidkv",
+        .summary =
+            "PyramidKV: SnapKV with more for low layers than for high ones, a quarter in the "
+            "mean (4x)",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_window,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .window_tokens = 32,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 7,
+                   .layer_slope = 20},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "adakv",
+        .summary = "AdaKV: SnapKV with a layer's budget shared out among its KV heads by their "
+                   "scores (4x)",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_window,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .window_tokens = 32,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 7,
+                   .head_floor_percent = 20},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "tova",
+        .summary = "TOVA, once: of the prompt a quarter, exact, the same for all heads of a layer: "
+                   "what its last token attends to most (4x)",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_last_query,
+                   .codec = &gpw_codec_exact,
+                   .window_tokens = 1,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 1},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "h2o-window",
+        .summary =
+            "H2O over a window: of the prompt a quarter for each KV head, exact: the newest, "
+            "and what its last 32 tokens attend to most (4x)",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_cumulative,
+                   .codec = &gpw_codec_exact,
+                   .window_tokens = 32,
+                   .keep_percent = KEEP_PERCENT,
+                   .pool_tokens = 1,
+                   .recent_percent = 50},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "dbudgetkv",
+        .summary = "DBudgetKV: of the prompt in each layer the newest, exact, as many as its last "
+                   "token's attention needs to within 1 % of its norm",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_DATA_SIZED,
+        .params = {.selector = &gpw_select_norm_stop,
+                   .codec = &gpw_codec_exact,
+                   .sink_tokens = 4,
+                   .window_tokens = 1,
+                   .keep_percent = 100,
+                   .pool_tokens = 1,
+                   .norm_drop_permille = 10},
+        GPW_KEPT_PROMPT_FUNCTIONS,
     },
     {.name = NULL},
 };
@@ -113,6 +227,6 @@ size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows)
 
 size_t gpw_segment_observe_bytes(const as_shape_t *shape, uint32_t tokens_max)
 {
-    gpw_window_scratch_t scratch;
-    return gpw_window_carve(shape, tokens_max, NULL, &scratch);
+    gpw_select_scratch_t scratch;
+    return gpw_select_carve(shape, tokens_max, true, NULL, &scratch);
 }

@@ -2,7 +2,15 @@
 // The compressor table: how a sealed segment is made of full blocks and how queries attend to it.
 //
 // A compressor is selector (which tokens survive) x codec (how one is stored) x reader (which are
-// read at a step). A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
+// read at a step). A row of the table names its parts: params.selector (select/selector.h; NULL: all
+// tokens survive), params.codec (NULL: the row's own) and functions that hold what survives:
+//   GPW_KIVI_FUNCTIONS         all tokens, in KIVI's codes                            (kivi.h)
+//   GPW_EXACT_FUNCTIONS        all tokens or the first and newest blocks, as they are (exact.h)
+//   GPW_KEPT_BLOCKS_FUNCTIONS  some tokens of each block, by any codec; shared        (kept_blocks.h)
+//   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are; one session's  (kept_prompt.h)
+// All that survives is read at every step.
+//
+// A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
 // whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
 // session's tail (exact f16) is not the compressor's business: the engine attends to both and
 // merges the partials.
@@ -12,9 +20,9 @@
 // private: without GPW_COMPRESSOR_QUERY_FREE nothing of a segment is shared between sessions or
 // stored.
 //
-// To add a compressor: one file beside kivi.c and streaming.c with these functions, one row in the
-// table of compressor.c, its formula in tests/unit/gpuworker/test_compressor.c. All else (options,
-// API, errors, the tests that try every compressor) is made of the table.
+// To add a compressor made of parts that there are: one row in the table of compressor.c. A new part
+// is one file: a selector beside those in select/, or a codec with these functions beside kivi.c.
+// All else (options, API, errors, the tests that try every compressor) is made of the table.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H
 
@@ -27,20 +35,32 @@ enum {
     GPW_COMPRESSOR_QUANTIZES = 2u, // held tokens are not exact
     GPW_COMPRESSOR_QUERY_FREE =
         4u, // the segment depends on keys and values only: sessions may share it
+    GPW_COMPRESSOR_DATA_SIZED = 8u, // a prompt's segment may be smaller than bytes_max
 };
 
 #define GPW_OBSERVED_ROWS_MAX 32u // queries of a prompt that a method may look at
 
 #define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
 
+struct gpw_selector;
+struct gpw_compressor;
+
+// A part reads what it uses.
 typedef struct gpw_compressor_params {
-    uint32_t bits;          // KIVI: bits of one element
+    const struct gpw_selector *selector; // NULL: all tokens
+    const struct gpw_compressor *codec;  // kept_blocks, kept_prompt: how tokens that survive by
+                                         // blocks are held
+    uint32_t bits;                       // KIVI: bits of one element
     uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 16
-    uint32_t sink_tokens;   // StreamingLLM, SnapKV: first tokens that are always kept
-    uint32_t window_tokens; // StreamingLLM: newest sealed tokens that are kept; SnapKV: newest
-                            // tokens of the prompt whose queries choose
-    uint32_t keep_percent;  // SnapKV: of the prompt's sealed tokens
-    uint32_t pool_tokens;   // SnapKV: odd; a score spreads to so many tokens around its own
+    uint32_t sink_tokens;   // first tokens that are always kept
+    uint32_t window_tokens; // positions: newest sealed tokens that are kept; selectors that look at
+                            // queries: the prompt's newest, at which they look
+    uint32_t keep_percent;  // of each block's tokens, or of the prompt's sealed ones
+    uint32_t pool_tokens;   // window: odd; a score spreads to so many tokens around its own
+    uint32_t recent_percent; // cumulative: of what is kept, the newest tokens
+    uint32_t layer_slope;    // budget of a layer over that of the last, about half; 0: all alike
+    uint32_t head_floor_percent; // of its budget a head keeps in any case; 0: all of it
+    uint32_t norm_drop_permille; // norm stop: what the attention's norm may fall by
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
@@ -63,6 +83,7 @@ typedef struct gpw_segment_observe {
     const float *q;          // [rows][q_heads][dim], after RoPE
     const float *lse;        // [rows][q_heads]: log-sum-exp of all logits that a row sees
     const krn_page_t *pages; // of all tokens, by index
+    const krn_rope_t *rope;  // by which q and the keys were rotated; NULL: they were not
     void *scratch;           // gpw_segment_observe_bytes
 } gpw_segment_observe_t;
 

@@ -35,10 +35,16 @@ void gpw_sealed_close(gpw_sealed_t *sealed)
 as_status_t gpw_sealed_reserve(gpw_sealed_t *sealed, uint32_t blocks)
 {
     as_status_t status = sealed->compressor->reserve(sealed->segment, blocks);
+    gpw_sealed_recount(sealed);
+    return status;
+}
+
+void gpw_sealed_recount(gpw_sealed_t *sealed)
+{
     uint64_t bytes = sealed->compressor->bytes(sealed->segment) - sealed->shared_bytes;
+    sealed->spared_bytes += bytes < sealed->bytes ? sealed->bytes - bytes : 0;
     gpw_budget_recount(sealed->budget, sealed->bytes, bytes);
     sealed->bytes = bytes;
-    return status;
 }
 
 uint32_t gpw_sealed_target(const as_shape_t *shape, uint32_t tokens)

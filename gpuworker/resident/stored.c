@@ -77,11 +77,16 @@ void gpw_stored_key(const gpw_compressor_t *compressor, const as_key_t *key, as_
 }
 
 uint8_t *gpw_stored_pack(const gpw_compressor_t *compressor, const as_shape_t *shape,
-                         const krn_ops_t *ops, const uint8_t *block)
+                         const krn_ops_t *ops, uint32_t number, const uint8_t *block)
 {
     gpw_segment_options_t options = options_of(compressor, shape);
+    gpw_compressor_params_t params = compressor->params;
     gpw_segment_t *segment = NULL;
     uint8_t *packed = NULL;
+    // Sealed as the first of a chain, whose sinks are those that are not in the blocks before.
+    uint32_t before = number * shape->block_tokens;
+    params.sink_tokens = params.sink_tokens > before ? params.sink_tokens - before : 0;
+    options.params = &params;
     options.ops = ops;
     if (compressor->open(&options, &segment) != AS_OK) {
         return NULL;

@@ -17,8 +17,9 @@ bool gpw_stored_shape(const gpw_compressor_t *compressor, const as_shape_t *shap
                       as_shape_t *stored_p);
 // Of a block's key, its parent's or a namespace.
 void gpw_stored_key(const gpw_compressor_t *compressor, const as_key_t *key, as_key_t *stored_p);
-// Seals one full block by itself: as_block_bytes of the stored shape, by as_mem. NULL: no memory.
+// Seals block `number` of a chain by itself: as_block_bytes of the stored shape, by as_mem. NULL: no
+// memory.
 uint8_t *gpw_stored_pack(const gpw_compressor_t *compressor, const as_shape_t *shape,
-                         const krn_ops_t *ops, const uint8_t *block);
+                         const krn_ops_t *ops, uint32_t number, const uint8_t *block);
 
 #endif

@@ -319,12 +319,12 @@ def assay(*arguments):
     return subprocess.run([ASSAY, *arguments], capture_output=True, timeout=30)
 
 
-@pytest.mark.parametrize("command", [["verify", "--prompt=x"], ["demo", "--model=/nonexistent.gguf"]])
-def test_an_empty_or_overlong_list_of_compressors_is_refused(command):
+@pytest.mark.parametrize("command, most", [(["verify", "--prompt=x"], 64), (["demo", "--model=/nonexistent.gguf"], 16)])
+def test_an_empty_or_overlong_list_of_compressors_is_refused(command, most):
     done = assay(*command, "--compressor=")
     assert done.returncode == 2 and b"name at least one compressor" in done.stderr and not done.stdout
-    done = assay(*command, "--compressor=" + ",".join(["kivi4"] * 17))
-    assert done.returncode == 2 and b"17 compressors are named" in done.stderr and not done.stdout
+    done = assay(*command, "--compressor=" + ",".join(["kivi4"] * (most + 1)))
+    assert done.returncode == 2 and f"{most + 1} compressors are named".encode() in done.stderr and not done.stdout
 
 
 @pytest.mark.parametrize("name", ["--cache-salt", "--system", "--compressor"])

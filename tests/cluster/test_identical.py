@@ -28,7 +28,8 @@ import netns  # noqa: E402
 import prompts  # noqa: E402
 
 SEED = int(os.environ.get("ASSAY_TEST_SEED", "1"))
-COMPRESSORS = ["kivi4", "kivi2", "streaming", "snapkv"]
+COMPRESSORS = ["kivi4", "kivi2", "streaming"]  # for each prompt, and one of these:
+OTHERS = ["snapkv", "knorm", "dbudgetkv", "adakv", "keydiff", "expected", "pyramidkv", "tova", "h2o-window"]
 SWAPS, PUSHES = 0, 1  # the workers
 STORES = 3 if FULL else 2
 CLIENTS = 8 if FULL else 4
@@ -121,7 +122,7 @@ def jobs_of(index, prompt, chance):
         same = (index, sampled)
         worker = (index + sampled) % 2
         yield Job(prompt, worker, same, compressor="none", horizon=0, salt=f"plain-{index}", tokens=tokens, **choice)
-        for number, compressor in enumerate(COMPRESSORS):
+        for number, compressor in enumerate([*COMPRESSORS, OTHERS[index % len(OTHERS)]]):
             yield Job(prompt, (index + number + sampled) % 2, same, compressor=compressor, salt=f"{index}", tokens=tokens,
                       horizon=chance.choice([16, 40, None] if prompt.tokens > LONG else [1, 3, 8, 16, 40, None]), **choice)
 

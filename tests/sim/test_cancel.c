@@ -206,8 +206,8 @@ static void a_session_that_is_cancelled_after_any_tick_leaves_nothing_behind(voi
     int64_t pushed = gpw_metric_value(GPW_METRIC_PUSHED_BYTES_TOTAL);
     for (int s = 0; s < SCENARIOS; s++) {
         uint32_t seen = 0;
-        for (uint32_t c = 0; strcmp(gpw_worker_compressors()[c], "none") != 0; c++) {
-            seen |= cancel_at_moments(gpw_worker_compressors()[c], (scenario_t)s);
+        for (EACH_TRIED_COMPRESSOR(c)) {
+            seen |= cancel_at_moments(c->name, (scenario_t)s);
         }
         print_message("%s: steps %x\n", scenario_names[s], seen);
         steps |= seen;
@@ -231,7 +231,7 @@ static void a_session_that_begins_again_for_want_of_memory_says_the_same(void **
     enum { SESSIONS = 3 };
     static answer_t answers[SESSIONS];
     int64_t restarts = gpw_metric_value(GPW_METRIC_RESTARTS_TOTAL);
-    for (uint32_t c = 0; strcmp(gpw_worker_compressors()[c], "none") != 0; c++) {
+    for (EACH_TRIED_COMPRESSOR(c)) {
         for (uint32_t run = 0; run < (moments() > 4 ? 8 : 2); run++) {
             world_t world;
             world_options_t options = options_of(SWAPS);
@@ -240,7 +240,7 @@ static void a_session_that_begins_again_for_want_of_memory_says_the_same(void **
             world_open(&world, &options);
             world_run(&world, 2000000);
             for (uint32_t i = 0; i < SESSIONS; i++) {
-                gpw_request_params_t params = params_of(gpw_worker_compressors()[c], "same");
+                gpw_request_params_t params = params_of(c->name, "same");
                 answer_submit(worker_of(&world), &params, &answers[i]);
             }
             for (uint32_t t = 0; t < 60; t++) {
@@ -252,7 +252,7 @@ static void a_session_that_begins_again_for_want_of_memory_says_the_same(void **
             }
             for (uint32_t i = 0; i < SESSIONS; i++) {
                 run_to_end(&world, &answers[i]);
-                expect_whole(&answers[i], gpw_worker_compressors()[c]);
+                expect_whole(&answers[i], c->name);
             }
             expect_nothing_held(&world);
             world_close(&world);

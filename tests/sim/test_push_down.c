@@ -91,11 +91,10 @@ static void every_compressor_and_horizon_gives_the_same_bits(void **state)
         uint64_t pushed = 0;
         world_open(&world, &options);
         world_run(&world, 2000000);
-        for (uint32_t c = 0; strcmp(gpw_worker_compressors()[c], "none") != 0; c++) {
+        for (EACH_TRIED_COMPRESSOR(c)) {
             for (uint32_t h = stores / 3; h < 4; h += 4 / thinned(4)) {
-                bool sampled = (c + h) % 2 == 1;
-                gpw_request_params_t params =
-                    drafted(sampled, gpw_worker_compressors()[c], horizons[h]);
+                bool sampled = (c - gpw_compressors() + h) % 2 == 1;
+                gpw_request_params_t params = drafted(sampled, c->name, horizons[h]);
                 answer_of(&world, &params, sampled, &answer);
                 assert_int_equal(answer.usage.swapped_bytes, 0);
                 assert_int_equal(answer.usage.recomputed_blocks, 0);

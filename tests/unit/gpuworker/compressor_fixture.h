@@ -27,6 +27,7 @@ typedef struct sample {
     float *q;             // [rows][q_heads][dim]
     uint32_t rows;
     float *window_q; // [GPW_OBSERVED_ROWS_MAX][q_heads][dim]: the prompt's last queries
+    const krn_rope_t *rope;
 } sample_t;
 
 static inline float noise(uint64_t *state)
@@ -196,6 +197,7 @@ static inline void observe(const sample_t *s, const gpw_compressor_t *compressor
     krn_attention(krn_cpu(), args.pool, &attention, out, lse, scratch);
     args.lse = lse;
     args.pages = pages;
+    args.rope = s->rope;
     args.scratch = as_mem_aligned(64, gpw_segment_observe_bytes(shape, tokens));
     compressor->observe(segment, &args);
     as_mem_free(args.scratch);

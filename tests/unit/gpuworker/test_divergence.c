@@ -132,7 +132,7 @@ static void cumulative_kl_grows_without_verification_and_is_zero_with_it(void **
     options.ops = &ops;
     options.threads = 1;
     rig_t rig = rig_open(options);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (EACH_TRIED_COMPRESSOR(c)) {
         distances(&rig, c->name, GPW_VERIFY_OFF, lossy);
         distances(&rig, c->name, GPW_VERIFY_FULL, verified);
         print_message("%s: after %u, %u, %u tokens %.4f, %.4f, %.4f nats; verified %.0f\n", c->name,

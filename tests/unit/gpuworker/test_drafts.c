@@ -165,7 +165,7 @@ static void committed_keys_and_values_are_those_of_plain_decoding(void **state)
     (void)state;
     gpw_compressor_t wrong = noise();
     uint8_t *expected = committed_cache(NULL, 0);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (EACH_TRIED_COMPRESSOR(c)) {
         expect_committed(c, expected);
     }
     expect_committed(&wrong, expected);

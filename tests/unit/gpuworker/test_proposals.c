@@ -4,7 +4,7 @@
 #include "gpuworker/worker_internal.h"
 #include "worker_fixture.h"
 
-enum { PROMPT = 230, MORE = 150, BLOCK_TOKENS = 16, COMPRESSORS_MAX = 8 };
+enum { PROMPT = 230, MORE = 150, BLOCK_TOKENS = 16, COMPRESSORS_MAX = 32 };
 
 static gpw_model_t *model;
 static int32_t prompt[PROMPT];
@@ -41,25 +41,29 @@ static void proposals_change_no_draft(void **state)
 {
     (void)state;
     static answer_t plain, without[COMPRESSORS_MAX], with[COMPRESSORS_MAX];
-    const gpw_compressor_t *c = gpw_compressors();
-    uint32_t wrong = 0, right = 0;
+    const char *names[COMPRESSORS_MAX];
+    uint32_t wrong = 0, right = 0, count = 0;
+    for (EACH_TRIED_COMPRESSOR(c)) {
+        assert_true(count < COMPRESSORS_MAX);
+        names[count++] = c->name;
+    }
     for (uint32_t horizon = 3; horizon <= 48; horizon *= 4) {
         rig_t rig = open_rig();
         submit(&rig, "none", 0, GPW_LOOKUP_MAX, &plain);
         rig_run(&rig);
         assert_int_equal(plain.usage.drafted_tokens, 0);
-        for (uint32_t i = 0; c[i].name; i++) {
-            submit(&rig, c[i].name, horizon, 0, &without[i]);
+        for (uint32_t i = 0; i < count; i++) {
+            submit(&rig, names[i], horizon, 0, &without[i]);
         }
         rig_run(&rig);
-        for (uint32_t i = 0; c[i].name; i++) {
-            submit(&rig, c[i].name, horizon, GPW_LOOKUP_MAX, &with[i]);
+        for (uint32_t i = 0; i < count; i++) {
+            submit(&rig, names[i], horizon, GPW_LOOKUP_MAX, &with[i]);
         }
         rig_run(&rig);
-        for (uint32_t i = 0; c[i].name; i++) {
+        for (uint32_t i = 0; i < count; i++) {
             const gpw_usage_t *usage = &with[i].usage, *before = &without[i].usage;
-            answer_compare(&without[i], &plain, c[i].name);
-            answer_compare(&with[i], &plain, c[i].name);
+            answer_compare(&without[i], &plain, names[i]);
+            answer_compare(&with[i], &plain, names[i]);
             assert_int_equal(usage->drafted_tokens, before->drafted_tokens);
             assert_int_equal(usage->accepted_tokens, before->accepted_tokens);
             assert_int_equal(usage->verifications, before->verifications);

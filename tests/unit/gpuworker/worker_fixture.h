@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "gpuworker/resident/compressor.h"
 #include "gpuworker/worker.h"
 #include "model_fixture.h"
 #include "tiny_model.h"
@@ -24,6 +25,32 @@ typedef struct answer {
     as_loop_t *loop; // for finished_us; may be NULL
     uint64_t finished_us;
 } answer_t;
+
+// Whether tests that let engines run try this row of the table. One of each way in which segments are
+// held is tried, which is what an engine can see of a method; all with ASSAY_TEST_FULL=1.
+static inline bool compressor_is_tried(const gpw_compressor_t *compressor)
+{
+    const gpw_compressor_t *c = gpw_compressors();
+    uint32_t size = compressor->flags & GPW_COMPRESSOR_DATA_SIZED;
+    while (c->open != compressor->open || (c->flags & GPW_COMPRESSOR_DATA_SIZED) != size) {
+        c++;
+    }
+    return c == compressor || getenv("ASSAY_TEST_FULL");
+}
+
+// The next row from `c` on that is tried; one without a name when there is none.
+static inline const gpw_compressor_t *compressor_tried(const gpw_compressor_t *c)
+{
+    while (c->name && !compressor_is_tried(c)) {
+        c++;
+    }
+    return c;
+}
+
+#define EACH_TRIED_COMPRESSOR(c)                                                                   \
+    const gpw_compressor_t *c = compressor_tried(gpw_compressors());                               \
+    c->name;                                                                                       \
+    c = compressor_tried(c + 1)
 
 // Makes what attention and the feed-forward part add weigh more than the token itself. Else the
 // next token hardly depends on the cache, drafts are nearly always right, and a verification that

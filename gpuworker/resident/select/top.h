@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing tokens by their scores: what selectors have in common.
-#ifndef GPW_SELECT_H
-#define GPW_SELECT_H
+// Choosing by scores: the greatest of a list, and the greatest around each place of it.
+#ifndef GPW_TOP_H
+#define GPW_TOP_H
 
 #include <stdint.h>
 
@@ -9,7 +9,7 @@
 // odd.
 void gpw_select_pool_max(const float *x, uint32_t count, uint32_t width, float *out);
 // Writes the indices of the `keep` greatest of x[count], ascending; of equal ones the lower index
-// is taken. No x is negative or NaN; infinity is fine. keep <= count.
+// is taken. No x is NaN; infinities are fine. keep <= count.
 void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *indices);
 
 #endif

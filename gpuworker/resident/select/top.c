@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Choosing tokens by their scores.
-#include "gpuworker/resident/select.h"
+// Choosing by scores.
+#include "gpuworker/resident/select/top.h"
 
 #include <string.h>
 
@@ -20,24 +20,26 @@ void gpw_select_pool_max(const float *x, uint32_t count, uint32_t width, float *
     }
 }
 
-static uint32_t bits_of(float x)
+// A number whose order is that of the floats; -0 and +0 are equal.
+static uint32_t order_of(float x)
 {
     uint32_t bits;
+    x += 0.0f;
     memcpy(&bits, &x, sizeof(bits));
-    return bits;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 static uint32_t count_from(const float *x, uint32_t count, uint32_t threshold)
 {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++) {
-        found += bits_of(x[i]) >= threshold;
+        found += order_of(x[i]) >= threshold;
     }
     return found;
 }
 
-// The order of non-negative floats is that of their bits: so the keep-th greatest is found by
-// bisection over the bits, in 32 passes whatever the values are, and without a copy to sort.
+// The keep-th greatest is found by bisection over these numbers, in 32 passes whatever the values
+// are, and without a copy to sort.
 static uint32_t threshold_for(const float *x, uint32_t count, uint32_t keep)
 {
     uint32_t low = 0, high = UINT32_MAX; // at least `keep` are >= low
@@ -62,9 +64,9 @@ void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *ind
     uint32_t above = threshold == UINT32_MAX ? 0 : count_from(x, count, threshold + 1);
     uint32_t equal = keep - above, written = 0;
     for (uint32_t i = 0; i < count && written < keep; i++) {
-        uint32_t bits = bits_of(x[i]);
-        if (bits > threshold || (bits == threshold && equal > 0)) {
-            equal -= bits == threshold;
+        uint32_t order = order_of(x[i]);
+        if (order > threshold || (order == threshold && equal > 0)) {
+            equal -= order == threshold;
             indices[written++] = i;
         }
     }
