@@ -17,6 +17,7 @@ from engine_cluster import CONTEXT, FOLDER, cached_tokens, cpu_s, machine_busy_s
 FULL_TOKEN_BYTES = 23040  # of SmolLM2-135M: 30 layers, 3 heads of K and V, 64 elements of f16
 TRACE = "trace.json"  # in the worker's folder
 WORKSPACE_BYTES = 80 << 20
+TAIL_TOKENS = 192  # of a session: not sealed, and drafted; of 8,192 it is little
 COUNTED = ("tokens", "drafted_tokens", "accepted_tokens", "swapped_bytes", "pushed_bytes", "pushed_verifications", "fetched_bytes",
            "recomputed_blocks", "recompute_chosen_blocks", "restarts", "push_refused", "verify", "batch_layers", "batch_passes",
            "requests_failed", "swap_hidden_us", "swap_moving_us", "proposed_tokens", "proposals_accepted", "shared_swaps")
@@ -92,10 +93,11 @@ def full_bytes(cell):
 
 
 def budget(cell, arm):
-    """Device memory of all arms of a cell: four tenths of a full cache a session, what admitting one of them needs at a time, and
-    the computation's workspace. A swap without overlap takes a whole cache, which that arm has besides, or it could not have as many
+    """Device memory of all arms of a cell: four tenths of a full cache a session and its tail and draft, what admitting one of them
+    needs at a time, and the computation's workspace. A swap without overlap takes a whole cache, which that arm has besides, or it could not have as many
     sessions at a time."""
-    return int(full_bytes(cell) * (0.38 * cell.sessions + 1.25 + (arm == NO_OVERLAP))) + WORKSPACE_BYTES
+    own = 0.38 * full_bytes(cell) + TAIL_TOKENS * FULL_TOKEN_BYTES
+    return int(own * cell.sessions + full_bytes(cell) * (1.25 + (arm == NO_OVERLAP))) + WORKSPACE_BYTES
 
 
 class Run:

@@ -3,7 +3,7 @@
 // leaks.
 //
 // A seed chooses the network's faults, the requests and what happens to the nodes. ASSAY_SIM_SEEDS
-// is how many seeds run (60 unless given, 200 in full runs), ASSAY_SIM_SEED the one seed to run alone.
+// is how many seeds run (60 unless given, 8 under sanitizers, 200 in full runs), ASSAY_SIM_SEED the one seed to run alone.
 #include "client/internal.h"
 #include "common/fault.h"
 #include "../unit/gpuworker/worker_fixture.h"
@@ -292,7 +292,7 @@ static void every_request_ends_with_the_right_tokens_and_nothing_leaks(void **st
     const char *one = getenv("ASSAY_SIM_SEED");
     const char *many = getenv("ASSAY_SIM_SEEDS");
     uint64_t first = one ? strtoull(one, NULL, 10) : 1;
-    uint64_t usual = getenv("ASSAY_TEST_FULL") ? 200 : getenv("ASSAY_TEST_SANITIZED") ? 20 : 60;
+    uint64_t usual = getenv("ASSAY_TEST_FULL") ? 200 : getenv("ASSAY_TEST_SANITIZED") ? 8 : 60;
     uint64_t count = one ? 1 : many ? strtoull(many, NULL, 10) : usual;
     as_log_set_level(getenv("ASSAY_SIM_VERBOSE") ? AS_LOG_DEBUG : AS_LOG_ERROR);
     model = tiny_load(3);
