@@ -84,6 +84,8 @@ class Bench:
             return None
         try:
             result = Run(self.cluster, cell, arm, self.cut(cell, one_chain)).run()
+            if result["tokens"] == 0:
+                raise RuntimeError(f"{arm.name}: one session ended before the last began: nothing was measured")
         except RuntimeError as error:
             table.say(f"{cell.name}: {error}")
             table.row(f"{arm.name}_{cell.name}_runs", 0, 1)
