@@ -131,7 +131,7 @@ def moved(result):
 
 def of_arm(result):
     run = "" if not result["mean_draft"] else f"{result['mean_accepted_run']:.1f} of {result['mean_draft']:.1f}"
-    bytes_moved = f"{moved(result) / 1e6:.2g} MB" if moved(result) else ""
+    bytes_moved = f"{moved(result) / 1e6:.3g} MB" if moved(result) else ""
     ceiling = f"{result['ceiling']['tokens_per_s']:.0f}" if "ceiling" in result else ""
     return (f"| {result['sessions']} x {result['context']:,} | {result['gbit']:g} | {result['arm']} | {result['tokens_per_s']:.3g} | {ceiling} | {bytes_moved} | "
             f"{run} | {result['others_cores']:.1f} | {result.get('identical', '')} |")

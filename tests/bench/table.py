@@ -22,7 +22,7 @@ def row(name, value, target=None, at_most=False):
     verdict = "info"
     if target is not None:
         verdict = "pass" if (value <= target if at_most else value >= target) else "miss"
-    shown = "-" if target is None else f"{'<=' if at_most else '>='}{target}"
+    shown = "-" if target is None else f"{'<=' if at_most else '>='}{target:.3g}"
     ROWS.append({"row": name, "value": round(value, 3), "target": shown, "verdict": verdict})
 
 
