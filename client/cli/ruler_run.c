@@ -158,6 +158,9 @@ static bool find_lead(run_t *run)
     json_t *tokens = NULL;
     bool found = tokenize_text(run, "x", &tokens) && json_array_size(tokens) > 0;
     run->lead = found ? json_array_size(tokens) - 1 : 0;
+    if (tokens && !found) {
+        cli_complain("%s has no token for the letter x", run->url);
+    }
     json_decref(tokens);
     return found;
 }
@@ -191,7 +194,8 @@ static bool write_answer(const run_t *run, const ruler_sample_t *sample, const c
                    json_object_set_new(json, "compressor", json_string(ask.compressor)) == 0 &&
                    json_object_set_new(json, "answer", json_string(answer)) == 0 &&
                    json_object_set_new(json, "score", json_real(100 * score)) == 0 &&
-                   json_dumpf(json, run->out, JSON_COMPACT) == 0 && fputc('\n', run->out) != EOF;
+                   json_dumpf(json, run->out, JSON_COMPACT) == 0 && fputc('\n', run->out) != EOF &&
+                   fflush(run->out) == 0;
     json_decref(json);
     if (!written) {
         cli_complain("cannot write to %s", out_file);

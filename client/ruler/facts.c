@@ -2,9 +2,11 @@
 // Questions about documents, of which one or two hold the answer and the others are alike.
 //
 // In place of collections that would have to be downloaded, the documents tell of invented
-// countries (qa_1), or of countries and their capitals by turns (qa_2): there the question names a
-// country, and the answer stands in the document of its capital. The first of each is the one that
+// provinces (qa_1), or of provinces and their capitals by turns (qa_2): there the question names a
+// province, and the answer stands in the document of its capital. The first of each is the one that
 // is asked for; then all are shuffled. Units: documents.
+#include <stdio.h>
+
 #include "client/ruler/internal.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
@@ -14,20 +16,33 @@ static const char *const goods[] = {"barley", "copper", "salt",  "wool",  "glass
                                     "tea",    "silk",   "paper", "honey", "slate", "leather"};
 
 typedef enum fact { CAPITAL, RIVER, HERO, FOUNDER, FACTS } fact_t;
-#define FACTS_OF_ONE 3u // those that the document of a country tells
+#define FACTS_OF_ONE 3u // those that the document of a province tells
 
-// Names of country k: all differ, and have equal lengths.
-static void name(const ruler_make_t *make, uint32_t country, uint32_t which,
-                 char name_p[RULER_NAME_BYTES])
+// Provinces and their capitals have names of two words, since those who read them have seen the words
+// before; rivers and people have invented ones. All differ, and none stands within another.
+static void name(const ruler_make_t *make, uint32_t province, uint32_t which,
+                 char name_p[RULER_REFERENCE_BYTES])
 {
-    uint64_t index = (uint64_t)country * (FACTS + 1) + which;
-    ruler_name((uint32_t)ruler_permute(make->seed, RULER_STREAM_KEYS, RULER_NAMES, index), name_p);
+    if (which == CAPITAL || which == FACTS) {
+        uint64_t index = 2ull * province + (which == CAPITAL);
+        uint32_t pair = (uint32_t)ruler_permute(make->seed, RULER_STREAM_KEYS,
+                                                RULER_ADJECTIVES * RULER_NOUNS, index);
+        const char *first = ruler_adjectives[pair / RULER_NOUNS],
+                   *second = ruler_nouns[pair % RULER_NOUNS];
+        snprintf(name_p, RULER_REFERENCE_BYTES, "%c%s %c%s", first[0] - 'a' + 'A', first + 1,
+                 second[0] - 'a' + 'A', second + 1);
+        return;
+    }
+    uint64_t index = (uint64_t)province * FACTS + which;
+    ruler_name((uint32_t)ruler_permute(make->seed, RULER_STREAM_VALUES, RULER_NAMES, index),
+               name_p);
     name_p[0] = (char)(name_p[0] - 'a' + 'A');
 }
 
-static void country_name(const ruler_make_t *make, uint32_t country, char name_p[RULER_NAME_BYTES])
+static void province_name(const ruler_make_t *make, uint32_t province,
+                          char name_p[RULER_REFERENCE_BYTES])
 {
-    name(make, country, FACTS, name_p);
+    name(make, province, FACTS, name_p);
 }
 
 static const char *any_of(const ruler_make_t *make, const char *const *words, size_t count,
@@ -36,33 +51,33 @@ static const char *any_of(const ruler_make_t *make, const char *const *words, si
     return words[ruler_below(make->seed, RULER_STREAM_PROSE, draw, count)];
 }
 
-static void add_country(ruler_make_t *make, uint32_t country)
+static void add_province(ruler_make_t *make, uint32_t province)
 {
-    char self[RULER_NAME_BYTES], capital[RULER_NAME_BYTES], river[RULER_NAME_BYTES],
-        hero[RULER_NAME_BYTES];
-    country_name(make, country, self);
-    name(make, country, CAPITAL, capital);
-    name(make, country, RIVER, river);
-    name(make, country, HERO, hero);
+    char self[RULER_REFERENCE_BYTES], capital[RULER_REFERENCE_BYTES], river[RULER_REFERENCE_BYTES],
+        hero[RULER_REFERENCE_BYTES];
+    province_name(make, province, self);
+    name(make, province, CAPITAL, capital);
+    name(make, province, RIVER, river);
+    name(make, province, HERO, hero);
     ruler_text_add(&make->context,
-                   "%s is a country in the %s of the continent. The capital of %s is %s. The "
-                   "longest river of %s is the %s, on which %s is shipped. The national hero of %s "
+                   "%s is a province in the %s of the kingdom. The capital of %s is %s. The "
+                   "longest river of %s is the %s, on which %s is shipped. The hero of %s "
                    "is %s.\n",
-                   self, any_of(make, directions, COUNT(directions), 4 * country), self, capital,
-                   self, river, any_of(make, goods, COUNT(goods), 4 * country + 1), self, hero);
+                   self, any_of(make, directions, COUNT(directions), 4 * province), self, capital,
+                   self, river, any_of(make, goods, COUNT(goods), 4 * province + 1), self, hero);
 }
 
-static void add_city(ruler_make_t *make, uint32_t country)
+static void add_city(ruler_make_t *make, uint32_t province)
 {
-    char self[RULER_NAME_BYTES], founder[RULER_NAME_BYTES];
-    uint64_t people = 20 + ruler_below(make->seed, RULER_STREAM_VALUES, country, 900);
-    name(make, country, CAPITAL, self);
-    name(make, country, FOUNDER, founder);
+    char self[RULER_REFERENCE_BYTES], founder[RULER_REFERENCE_BYTES];
+    uint64_t people = 20 + ruler_below(make->seed, RULER_STREAM_VALUES, province, 900);
+    name(make, province, CAPITAL, self);
+    name(make, province, FOUNDER, founder);
     ruler_text_add(&make->context,
                    "%s is a city of %u thousand people that is known for its %s. The founder of "
                    "%s is %s, whose house still stands at the market.\n",
-                   self, (uint32_t)people, any_of(make, goods, COUNT(goods), 4 * country + 2), self,
-                   founder);
+                   self, (uint32_t)people, any_of(make, goods, COUNT(goods), 4 * province + 2),
+                   self, founder);
 }
 
 void ruler_make_facts(ruler_make_t *make)
@@ -70,33 +85,33 @@ void ruler_make_facts(ruler_make_t *make)
     static const char *const asked_for[] = {
         [CAPITAL] = "the capital of",
         [RIVER] = "the longest river of",
-        [HERO] = "the national hero of",
+        [HERO] = "the hero of",
         [FOUNDER] = "the founder of the capital of",
     };
     bool two = make->task == RULER_QA_2;
-    char country[RULER_NAME_BYTES], answer[RULER_NAME_BYTES];
+    char province[RULER_REFERENCE_BYTES], answer[RULER_REFERENCE_BYTES];
     fact_t fact =
         two ? FOUNDER : (fact_t)ruler_below(make->seed, RULER_STREAM_QUESTION, 0, FACTS_OF_ONE);
-    country_name(make, 0, country);
+    province_name(make, 0, province);
     name(make, 0, fact, answer);
     ruler_text_add(&make->context,
-                   "Below are documents about countries%s. Answer the question "
+                   "Below are documents about provinces%s. Answer the question "
                    "behind them by what they say.\n\n",
                    two ? " and cities" : "");
     for (uint32_t i = 0; i < make->units; i++) {
         uint32_t which = (uint32_t)ruler_permute(make->seed, RULER_STREAM_ORDER, make->units, i);
         ruler_text_add(&make->context, "Document %u:\n", i + 1);
         if (!two) {
-            add_country(make, which);
+            add_province(make, which);
         } else if (which % 2 == 0) {
-            add_country(make, which / 2);
+            add_province(make, which / 2);
         } else {
             add_city(make, which / 2);
         }
     }
     ruler_text_add(&make->question, "\n%s is %s %s, by the documents above?",
-                   fact == HERO || fact == FOUNDER ? "Who" : "What", asked_for[fact], country);
-    ruler_text_add(&make->prefix, "By the documents, %s %s is%s", asked_for[fact], country,
+                   fact == HERO || fact == FOUNDER ? "Who" : "What", asked_for[fact], province);
+    ruler_text_add(&make->prefix, "By the documents, %s %s is%s", asked_for[fact], province,
                    fact == RIVER ? " the" : "");
     ruler_refer(make, answer);
 }

@@ -4,7 +4,7 @@
 //
 // The tasks, their parameters and the score are RULER's. The wording, the words and the texts are
 // our own and made by rule, so that nothing is downloaded, and a haystack does not repeat itself:
-// its essays are generated prose, its questions are about invented countries. Scores are therefore
+// its essays are generated prose, its questions are about invented provinces. Scores are therefore
 // to be compared with each other, not with published ones.
 //
 // A sample is a pure function of task, length, seed, index and number of units (what a haystack is

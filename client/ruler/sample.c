@@ -44,9 +44,9 @@ static const task_t tasks[RULER_TASKS] = {
     // From 75 words on rank 4 is more frequent than rank 5.
     [RULER_FWE] = {"fwe", ruler_make_frequent, 75, UNITS_MAX, 50,
                    "the 3 most frequent invented words"},
-    [RULER_QA_1] = {"qa_1", ruler_make_facts, 2, RULER_NAMES / 5, 32,
+    [RULER_QA_1] = {"qa_1", ruler_make_facts, 2, LINES_MAX / 2, 32,
                     "a fact of one document among others"},
-    [RULER_QA_2] = {"qa_2", ruler_make_facts, 2, RULER_NAMES / 5, 32,
+    [RULER_QA_2] = {"qa_2", ruler_make_facts, 2, LINES_MAX, 32,
                     "a fact for which two documents are needed"},
 };
 

@@ -91,8 +91,8 @@ static void a_sample_of_each_task_is_the_one_it_always_was(void **state)
     static const uint64_t hashes[RULER_TASKS] = {
         0x280943303d3deb54ull, 0x6037003362871a88ull, 0xf34b6d1c8ef1d80full, 0xc902ff17e89dbec7ull,
         0x3584691d0d6ba1cbull, 0x3477865958450236ull, 0xd87bbfa6e9796468ull, 0x6550c7cb8ec17a94ull,
-        0x999b66c8fb8e8e18ull, 0xcc247475cc596c8cull, 0xf2e4468c4c953a5aull, 0x6c4aee4494c73f4full,
-        0x9f664b358c6eb631ull};
+        0x999b66c8fb8e8e18ull, 0xcc247475cc596c8cull, 0xf2e4468c4c953a5aull, 0xdeee32dc3aed1706ull,
+        0x011d902be844fe21ull};
     uint32_t changed = 0;
     (void)state;
     for (uint32_t task = 0; task < RULER_TASKS; task++) {
@@ -412,12 +412,14 @@ static void a_question_of_two_hops_needs_two_documents(void **state)
 {
     (void)state;
     for (uint32_t seed = 0; seed < 20; seed++) {
-        char part[96], capital[8];
+        char part[128], province[48], capital[48];
         ruler_sample_t sample = fitted(RULER_QA_2, 1500, seed, 0);
-        const char *country = strstr(sample.prefix, "capital of ") + 11;
-        snprintf(part, sizeof(part), "The capital of %.6s is ", country);
+        const char *asked = strstr(sample.prefix, "capital of ") + 11;
+        snprintf(province, sizeof(province), "%.*s", (int)(strstr(asked, " is") - asked), asked);
+        snprintf(part, sizeof(part), "The capital of %s is ", province);
         assert_int_equal(occurrences(sample.context, part), 1);
-        snprintf(capital, sizeof(capital), "%.6s", strstr(sample.context, part) + strlen(part));
+        const char *told = strstr(sample.context, part) + strlen(part);
+        snprintf(capital, sizeof(capital), "%.*s", (int)strcspn(told, "."), told);
         snprintf(part, sizeof(part), "The founder of %s is %s,", capital, sample.references[0]);
         assert_int_equal(occurrences(sample.context, part), 1);
         assert_int_equal(occurrences(sample.context, sample.references[0]), 1);
