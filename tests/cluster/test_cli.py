@@ -81,7 +81,7 @@ def test_run_prints_the_answer_and_then_the_figures(up):
 
 
 def test_verify_says_identical(up, prompt):
-    done = up.assay("verify", f"--prompt={prompt}", "--max-tokens=16", "--horizon=4", "--temperature=0.8", "--seed=3")
+    done = up.assay("verify", f"--prompt={prompt}", "--max-tokens=6", "--horizon=4", "--temperature=0.8", "--seed=3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.rstrip().endswith("identical: yes")
     assert all(name in done.stdout for name in ("kivi4", "kivi2", "streaming"))
