@@ -12,6 +12,7 @@
 #include "gpuworker/resident/kept_prompt.h"
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/select/selector.h"
+#include "gpuworker/resident/turbo.h"
 
 // Where methods drop tokens, a quarter stays: the share at which they are compared here.
 #define KEEP_PERCENT 25
@@ -35,6 +36,22 @@ static const gpw_compressor_t table[] = {
         .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
         .params = {.bits = 2, .group = 32},
         GPW_KIVI_FUNCTIONS,
+    },
+    {
+        .name = "turbo4",
+        .summary = "rotated Lloyd-Max codes after TurboQuant, 4 bit, a scale for each key and "
+                   "value (3.7x)",
+        .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.bits = 4},
+        GPW_TURBO_FUNCTIONS,
+    },
+    {
+        .name = "turbo3",
+        .summary = "rotated Lloyd-Max codes after TurboQuant, 3 bit, a scale for each key and "
+                   "value (4.7x)",
+        .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.bits = 3},
+        GPW_TURBO_FUNCTIONS,
     },
     {
         .name = "streaming",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// KIVI's attention, straight from the codes: included by kivi_attend_*.c, each after the v16 of its
-// instruction set (kernels/cpu/simd_*.h) and its integer dot products (dots_t, codes_t).
+// KIVI's attention, straight from the codes (codec_attend.h): included by kivi_attend_*.c, each after the
+// integer dot products of its instruction set.
 //
 // With x the query's channels and a code's value = code * scale + min, the logit of a token is
 //   sum(x * value) = sum(w * (code - mid)) + sum(x * centre)
@@ -12,57 +12,35 @@
 // Rounding a weight costs up to step / 2 * |code - mid|; rounding the code has already cost up to
 // w / 2 for each channel, some ten times as much. Values are summed in the same way: x are then the
 // tokens' exp(logit - max), w what these weigh times the token's scale.
-//
-// The f32 part is operations of v16 alone, each defined to the bit, so all copies of this code give
-// the same bits.
-//
-// A part's blocks are gone through twice: logits of all tokens, then, with the maximum known, values.
-// While one block is read, the next is prefetched.
-#include <string.h>
-
+#include "gpuworker/resident/codec_attend.h"
 #include "gpuworker/resident/kivi.h"
-#include "gpuworker/resident/partials.h"
-#include "kernels/cpu/simd_math.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
-#define QUERIES      4u   // query heads (of all rows) that share one unpacking
-#define WIDTH_MAX    256u // channels, or tokens of a block
-#define TOKENS_MAX   (GPW_KIVI_PART_BLOCKS * WIDTH_MAX)
 #define GROUPS_MAX   (WIDTH_MAX / 16)
 #define STEPS_STRIDE ((size_t)GROUPS_MAX * WIDTH_MAX)
-#define STEPS        127.0f
-#define TINY         1e-30f      // of which 127 / x is still finite; weights below are nothing
-#define ROUND_BITS   12582912.0f // 1.5 * 2^23: adding it rounds to a whole number in the lowest bits
 
-typedef struct work {
+struct weights {
     _Alignas(64) int8_t steps[QUERIES][STEPS_STRIDE]; // of each group
     float step[QUERIES], offset[QUERIES][GROUPS_MAX]; // sum = step * dot + offset
-    _Alignas(64) float p[QUERIES][TOKENS_MAX];        // logits, then exp(logit - max)
-    _Alignas(64) float out[QUERIES][WIDTH_MAX];
-    const float *q[QUERIES];
-    uint32_t queries;
-} work_t;
-
-typedef struct block {
-    const uint8_t *head; // its codes
-    ptrdiff_t ahead;     // from there to what is read next
-    uint32_t first;      // its first token's place in work's p
-} block_t;
+};
 
 // ---- Weights ------------------------------------------------------------------------
 
 // What weighs the codes of all groups of a block: `count` channels or tokens in each.
 typedef struct weighing {
-    const gpw_kivi_layout_t *layout;
+    const gpw_codes_layout_t *layout;
     const krn_f16 *scales;   // [groups][scale, min][count]
     const float *x[QUERIES]; // [count] each
     uint32_t groups, count;  // count: a multiple of 16
     ptrdiff_t ahead;
 } weighing_t;
 
+static float mid_of(const gpw_codes_layout_t *l)
+{
+    return (float)((1u << l->bits) - 1) / 2;
+}
+
 // The step of each query: a 127th of its largest weight.
-INLINE void choose_steps(const weighing_t *g, work_t *w, const uint32_t queries)
+INLINE void choose_steps(const weighing_t *g, weights_t *w, const uint32_t queries)
 {
     const uint32_t count = g->count, groups = g->groups;
     const krn_f16 *scales = g->scales;
@@ -89,13 +67,13 @@ INLINE void choose_steps(const weighing_t *g, work_t *w, const uint32_t queries)
     }
 }
 
-INLINE void weigh_group(const weighing_t *g, work_t *w, uint32_t group, const v16 *inverse,
+INLINE void weigh_group(const weighing_t *g, weights_t *w, uint32_t group, const v16 *inverse,
                         const uint32_t queries)
 {
     const uint32_t count = g->count;
     const ptrdiff_t ahead = g->ahead;
     const krn_f16 *scales = g->scales + 2 * (size_t)group * count, *mins = scales + count;
-    const v16 magic = v16_set1(ROUND_BITS), mid = v16_set1(g->layout->mid);
+    const v16 magic = v16_set1(ROUND_BITS), mid = v16_set1(mid_of(g->layout));
     int8_t *steps_out = w->steps[0] + (size_t)group * count;
     v16 exact[QUERIES], rounded[QUERIES];
     const float *x_of[QUERIES]; // copies: writing steps may change anything that is in memory
@@ -120,12 +98,12 @@ INLINE void weigh_group(const weighing_t *g, work_t *w, uint32_t group, const v1
     }
 #pragma GCC unroll 4
     for (uint32_t q = 0; q < queries; q++) {
-        v16 back = v16_set1(-g->layout->mid * w->step[q]);
+        v16 back = v16_set1(-mid_of(g->layout) * w->step[q]);
         w->offset[q][group] = v16_tree(v16_fma(rounded[q], back, exact[q]));
     }
 }
 
-INLINE void weigh_queries(const weighing_t *g, work_t *w, const uint32_t queries)
+INLINE void weigh_queries(const weighing_t *g, weights_t *w, const uint32_t queries)
 {
     v16 inverse[QUERIES];
     choose_steps(g, w, queries);
@@ -143,7 +121,7 @@ INLINE void weigh_queries(const weighing_t *g, work_t *w, const uint32_t queries
 // Sixteen lanes of codes, and what each lane is multiplied with.
 typedef struct lanes {
     const uint8_t *codes;
-    uint32_t units;
+    size_t bytes; // of a row of units
     ptrdiff_t ahead;
     const int8_t *steps; // [queries][STEPS_STRIDE]
     const float *step;   // [queries]
@@ -155,7 +133,7 @@ typedef struct lanes {
 INLINE void accumulate_queries(lanes_t *l, const uint32_t bits, const uint32_t queries)
 {
     const uint32_t slices = 8 / bits;
-    const uint8_t *codes = l->codes, *end = codes + l->units * GPW_KIVI_UNIT_BYTES;
+    const uint8_t *codes = l->codes, *end = codes + l->bytes;
     const int8_t *steps = l->steps;
     const ptrdiff_t ahead = l->ahead;
     dots_t dots[QUERIES][2];
@@ -163,7 +141,7 @@ INLINE void accumulate_queries(lanes_t *l, const uint32_t bits, const uint32_t q
     for (uint32_t q = 0; q < queries; q++) {
         dots[q][0] = dots[q][1] = dots_zero();
     }
-    for (; codes < end; codes += GPW_KIVI_UNIT_BYTES, steps += 4 * slices) {
+    for (; codes < end; codes += GPW_CODES_UNIT_BYTES, steps += 4 * slices) {
         codes_t packed = codes_load(codes);
         v16_prefetch((const char *)codes + ahead);
 #pragma GCC unroll 4
@@ -185,7 +163,7 @@ INLINE void accumulate_queries(lanes_t *l, const uint32_t bits, const uint32_t q
 
 // With constants the compiler keeps the sums in registers.
 #define WEIGH(QUERIES_)                                                                            \
-    static void weigh_##QUERIES_(const weighing_t *g, work_t *w)                                   \
+    static void weigh_##QUERIES_(const weighing_t *g, weights_t *w)                                \
     {                                                                                              \
         weigh_queries(g, w, QUERIES_);                                                             \
     }
@@ -201,8 +179,8 @@ EACH_QUERIES(2)
 EACH_QUERIES(3)
 EACH_QUERIES(4)
 
-static void (*const weigh_of[QUERIES])(const weighing_t *g, work_t *w) = {weigh_1, weigh_2, weigh_3,
-                                                                          weigh_4};
+static void (*const weigh_of[QUERIES])(const weighing_t *g, weights_t *w) = {weigh_1, weigh_2,
+                                                                             weigh_3, weigh_4};
 static void (*const accumulate_of[2][QUERIES])(lanes_t *l) = {
     {accumulate_2_1, accumulate_2_2, accumulate_2_3, accumulate_2_4},
     {accumulate_4_1, accumulate_4_2, accumulate_4_3, accumulate_4_4},
@@ -210,147 +188,74 @@ static void (*const accumulate_of[2][QUERIES])(lanes_t *l) = {
 
 static void accumulate(lanes_t *lanes, const weighing_t *g, const work_t *w, uint32_t group)
 {
-    lanes->steps = w->steps[0] + (size_t)group * g->count;
+    lanes->steps = w->weights->steps[0] + (size_t)group * g->count;
     for (uint32_t q = 0; q < w->queries; q++) {
-        lanes->offset[q] = w->offset[q][group];
+        lanes->offset[q] = w->weights->offset[q][group];
     }
     accumulate_of[g->layout->bits == 4][w->queries - 1](lanes);
 }
 
 // ---- Blocks -------------------------------------------------------------------------
 
-// Logits of one block's tokens, but for the scale.
-static void block_logits(const gpw_kivi_part_t *part, const block_t *block, work_t *w)
+static void queries_begin(const gpw_codec_part_t *part, work_t *w)
 {
-    const gpw_kivi_layout_t *l = part->layout;
+    (void)part; // keys' scales weigh with the queries: each block anew
+    (void)w;
+}
+
+static void block_logits(const gpw_codec_part_t *part, const block_t *block, work_t *w)
+{
+    const gpw_codes_layout_t *l = part->layout;
     weighing_t g = {.layout = l,
                     .scales = (const krn_f16 *)(const void *)(block->head + l->k_scales),
                     .groups = l->token_groups,
                     .count = l->dim,
                     .ahead = block->ahead};
-    lanes_t lanes = {
-        .codes = block->head, .units = l->k_units, .ahead = block->ahead, .step = w->step};
+    lanes_t lanes = {.codes = block->head,
+                     .bytes = l->k_row_bytes,
+                     .ahead = block->ahead,
+                     .step = w->weights->step};
     memcpy(g.x, w->q, sizeof(g.x));
-    weigh_of[w->queries - 1](&g, w);
+    weigh_of[w->queries - 1](&g, w->weights);
     for (uint32_t t = 0; t < l->tokens_padded; t += 16) {
         accumulate(&lanes, &g, w, t / l->group);
-        lanes.codes += l->k_units * GPW_KIVI_UNIT_BYTES;
+        lanes.codes += l->k_row_bytes;
         for (uint32_t q = 0; q < w->queries; q++) {
             v16_store(w->p[q] + block->first + t, lanes.sums[q]);
         }
     }
-    for (uint32_t t = l->tokens; t < l->tokens_padded; t++) {
-        for (uint32_t q = 0; q < w->queries; q++) {
-            w->p[q][block->first + t] = -INFINITY; // exp gives 0
-        }
-    }
+    hide_padding(l, block, w);
 }
 
-// p = exp(p * scale - max), with its max and sum.
-static void softmax(float *p, uint32_t count, float scale, float *max_p, float *sum_p)
+static void block_values(const gpw_codec_part_t *part, const block_t *block, work_t *w)
 {
-    v16 max = v16_set1(-INFINITY), sum = v16_set1(0.0f), wide = v16_set1(scale);
-    for (uint32_t t = 0; t < count; t += 16) {
-        v16 x = v16_mul(v16_load(p + t), wide);
-        max = v16_max(max, x);
-        v16_store(p + t, x);
-    }
-    *max_p = v16_max_all(max) + 0.0f; // never -0: else the order of comparing would show
-    max = v16_set1(*max_p);
-    for (uint32_t t = 0; t < count; t += 16) {
-        v16 x = v16_exp(v16_sub(v16_load(p + t), max));
-        sum = v16_add(sum, x);
-        v16_store(p + t, x);
-    }
-    *sum_p = v16_tree(sum);
-}
-
-static void block_values(const gpw_kivi_part_t *part, const block_t *block, work_t *w)
-{
-    const gpw_kivi_layout_t *l = part->layout;
+    const gpw_codes_layout_t *l = part->layout;
     weighing_t g = {.layout = l,
                     .scales = (const krn_f16 *)(const void *)(block->head + l->v_scales),
                     .groups = l->channel_groups,
                     .count = l->tokens_padded,
                     .ahead = block->ahead};
     lanes_t lanes = {.codes = block->head + l->v_codes,
-                     .units = l->v_units,
+                     .bytes = l->v_row_bytes,
                      .ahead = block->ahead,
-                     .step = w->step};
+                     .step = w->weights->step};
     for (uint32_t q = 0; q < w->queries; q++) {
         g.x[q] = w->p[q] + block->first;
     }
-    weigh_of[w->queries - 1](&g, w);
+    weigh_of[w->queries - 1](&g, w->weights);
     for (uint32_t c = 0; c < l->dim; c += 16) {
         accumulate(&lanes, &g, w, c / l->group);
-        lanes.codes += l->v_units * GPW_KIVI_UNIT_BYTES;
+        lanes.codes += l->v_row_bytes;
         for (uint32_t q = 0; q < w->queries; q++) {
             v16_store(w->out[q] + c, v16_add(v16_load(w->out[q] + c), lanes.sums[q]));
         }
     }
 }
 
-// ---- Parts --------------------------------------------------------------------------
-
-// Pair `index` of the part's KV head: [row][head of the group].
-static size_t pair_of(const gpw_kivi_part_t *part, uint32_t index)
+static void attend(const gpw_codec_part_t *part)
 {
-    return (size_t)(index / part->group_heads) * part->q_heads + part->kv_head * part->group_heads +
-           index % part->group_heads;
-}
-
-static const uint8_t *head_of(const gpw_kivi_part_t *part, uint32_t block)
-{
-    return part->blocks[block] + part->layer_offset + part->kv_head * part->layout->head_bytes;
-}
-
-// A block's keys (part 0) or values (1). Behind the last block's keys the first block's values are
-// read, behind its values the keys of the next KV head.
-static block_t block_at(const gpw_kivi_part_t *part, uint32_t b, int values)
-{
-    const gpw_kivi_layout_t *l = part->layout;
-    bool last = b + 1 == part->block_count;
-    block_t block = {.head = head_of(part, b), .first = b * l->tokens_padded};
-    uintptr_t here = (uintptr_t)block.head, next = (uintptr_t)head_of(part, last ? 0 : b + 1);
-    if (last) {
-        next += values ? l->head_bytes - l->v_codes : l->v_codes;
-    }
-    block.ahead = (ptrdiff_t)(next - here);
-    return block;
-}
-
-static void attend_pairs(const gpw_kivi_part_t *part, uint32_t first, work_t *w)
-{
-    uint32_t dim = part->layout->dim;
-    for (uint32_t q = 0; q < w->queries; q++) {
-        w->q[q] = part->q + pair_of(part, first + q) * dim;
-        memset(w->out[q], 0, dim * sizeof(float));
-    }
-    for (uint32_t b = 0; b < part->block_count; b++) {
-        block_t block = block_at(part, b, 0);
-        block_logits(part, &block, w);
-    }
-    for (uint32_t q = 0; q < w->queries; q++) {
-        size_t pair = pair_of(part, first + q);
-        softmax(w->p[q], part->block_count * part->layout->tokens_padded, part->scale,
-                part->out.max + pair, part->out.sum + pair);
-    }
-    for (uint32_t b = 0; b < part->block_count; b++) {
-        block_t block = block_at(part, b, 1);
-        block_values(part, &block, w);
-    }
-    for (uint32_t q = 0; q < w->queries; q++) {
-        memcpy(part->out.out + pair_of(part, first + q) * dim, w->out[q], dim * sizeof(float));
-    }
-}
-
-static void attend(const gpw_kivi_part_t *part)
-{
-    uint32_t pairs = part->rows * part->group_heads;
+    weights_t weights;
     work_t w;
-    _Static_assert(WIDTH_MAX >= KRN_HEAD_DIM_MAX && WIDTH_MAX >= AS_BLOCK_TOKENS_MAX, "both fit");
-    for (uint32_t first = 0; first < pairs; first += QUERIES) {
-        w.queries = pairs - first < QUERIES ? pairs - first : QUERIES;
-        attend_pairs(part, first, &w);
-    }
+    w.weights = &weights;
+    attend_part(part, &w);
 }

@@ -4,6 +4,7 @@
 #include "compressor_fixture.h"
 #include "gpuworker/resident/kivi.h"
 #include "gpuworker/resident/select/selector.h"
+#include "gpuworker/resident/turbo.h"
 
 static const gpw_compressor_params_t *kivi_params;
 
@@ -368,51 +369,77 @@ static void threads_and_rows_do_not_change_a_bit(void **state)
 }
 
 // Of one block of a shape's first KV head.
-static void attend_with(const sample_t *s, const gpw_kivi_layout_t *layout, const uint8_t *codes,
-                        gpw_kivi_attend_fn *fn, float *memory)
+static void attend_with(const sample_t *s, const gpw_codes_layout_t *layout, const uint8_t *codes,
+                        gpw_codec_attend_fn *fn, float *memory)
 {
     uint32_t heads = s->shape.q_heads / s->shape.kv_heads, pairs = s->rows * s->shape.q_heads;
-    gpw_kivi_part_t part = {.layout = layout,
-                            .blocks = &codes,
-                            .block_count = 1,
-                            .rows = s->rows,
-                            .group_heads = heads,
-                            .q_heads = s->shape.q_heads,
-                            .scale = 0.125f,
-                            .q = s->q,
-                            .out = gpw_partials_carve(memory, pairs, s->shape.head_dim)};
+    gpw_codec_part_t part = {.layout = layout,
+                             .blocks = &codes,
+                             .block_count = 1,
+                             .rows = s->rows,
+                             .group_heads = heads,
+                             .q_heads = s->shape.q_heads,
+                             .scale = 0.125f,
+                             .q = s->q,
+                             .out = gpw_partials_carve(memory, pairs, s->shape.head_dim)};
     krn_partials_clear(&part.out, pairs, s->shape.head_dim);
     fn(&part);
+}
+
+typedef struct codec_parts {
+    const char *name;
+    as_status_t (*layout)(const gpw_segment_options_t *options, gpw_codes_layout_t *layout_p);
+    void (*pack)(const gpw_codes_layout_t *layout, float *k, float *v, uint8_t *head);
+    void (*attends)(gpw_codec_attend_fn *fns_p[4]);
+} codec_parts_t;
+
+static const codec_parts_t codecs[] = {
+    {"kivi4", gpw_kivi_layout, gpw_kivi_pack, gpw_kivi_attends},
+    {"kivi2", gpw_kivi_layout, gpw_kivi_pack, gpw_kivi_attends},
+    {"turbo4", gpw_turbo_layout, gpw_turbo_pack, gpw_turbo_attends},
+    {"turbo3", gpw_turbo_layout, gpw_turbo_pack, gpw_turbo_attends},
+};
+
+static void compare_instruction_sets(const sample_t *s, const codec_parts_t *codec)
+{
+    gpw_codec_attend_fn *fns[4];
+    uint32_t last = 0;
+    codec->attends(fns);
+    gpw_segment_options_t options = options_for(s, &gpw_compressor_find(codec->name)->params);
+    gpw_codes_layout_t layout;
+    assert_int_equal(codec->layout(&options, &layout), AS_OK);
+    uint8_t *codes = as_mem_zalloc(1, layout.head_bytes);
+    uint32_t head = layout.tokens * layout.dim;
+    float *kv = as_mem_alloc(2 * head * sizeof(float));
+    krn_cpu()->f16_to_f32(s->extents, 2 * head, kv);
+    codec->pack(&layout, kv, kv + head, codes);
+    size_t bytes = s->rows * s->shape.q_heads * (s->shape.head_dim + 2) * sizeof(float);
+    float *truth = as_mem_alloc(bytes), *other = as_mem_alloc(bytes);
+    while (fns[last + 1]) {
+        last++;
+    }
+    attend_with(s, &layout, codes, fns[last], truth); // portable
+    for (uint32_t f = 0; f < last; f++) {
+        attend_with(s, &layout, codes, fns[f], other);
+        assert_memory_equal(truth, other, bytes);
+    }
+    as_mem_free(truth);
+    as_mem_free(other);
+    as_mem_free(kv);
+    as_mem_free(codes);
 }
 
 static void every_instruction_set_gives_the_same_bits(void **state)
 {
     (void)state;
-    gpw_kivi_attend_fn *fns[4];
-    gpw_kivi_attends(fns);
-    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) * 2; i++) {
-        sample_t s = sample_make(shapes[i / 2], 1, 2);
-        gpw_segment_options_t options =
-            options_for(&s, &gpw_compressor_find(i % 2 ? "kivi4" : "kivi2")->params);
-        gpw_kivi_layout_t layout;
-        assert_int_equal(gpw_kivi_layout(&options, &layout), AS_OK);
-        uint8_t *codes = as_mem_zalloc(1, layout.head_bytes);
-        uint32_t head = layout.tokens * layout.dim;
-        float *kv = as_mem_alloc(2 * head * sizeof(float));
-        krn_cpu()->f16_to_f32(s.extents, 2 * head, kv);
-        gpw_kivi_pack(&layout, kv, kv + head, codes);
-        size_t bytes = s.rows * s.shape.q_heads * (s.shape.head_dim + 2) * sizeof(float);
-        float *truth = as_mem_alloc(bytes), *other = as_mem_alloc(bytes);
-        attend_with(&s, &layout, codes, gpw_kivi_attend_portable, truth);
-        for (int f = 0; fns[f]; f++) {
-            attend_with(&s, &layout, codes, fns[f], other);
-            assert_memory_equal(truth, other, bytes);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        for (uint32_t queries = 1; queries <= 2; queries++) {
+            sample_t s = sample_make(shapes[i], 1, queries);
+            for (size_t c = 0; c < sizeof(codecs) / sizeof(codecs[0]); c++) {
+                compare_instruction_sets(&s, &codecs[c]);
+            }
+            sample_free(&s);
         }
-        as_mem_free(truth);
-        as_mem_free(other);
-        as_mem_free(kv);
-        as_mem_free(codes);
-        sample_free(&s);
     }
 }
 
@@ -454,6 +481,8 @@ static const struct {
 } formulas[] = {
     {"kivi4", (4 + 2 * 16.0 / 32) / 16}, // codes, and a scale and a minimum for a group
     {"kivi2", (2 + 2 * 16.0 / 32) / 16},
+    {"turbo4", (4 + (2 * 16.0 + 16) / 128) / 16}, // codes, a scale for a key and a value; the mean key
+    {"turbo3", (3 + (2 * 16.0 + 16) / 128) / 16},
     {"streaming", 5.0 / 128}, // of the sinks a block, and four
     {"dbudgetkv", 1},         // at most
 };

@@ -39,7 +39,7 @@ static void seal_noise(gpw_segment_t *segment, uint32_t layer, uint32_t block, c
         uint64_t random = tiny_mix(((uint64_t)layer << 40) + ((uint64_t)block << 20) + i);
         noise[i] = krn_f16_from_float((float)(random >> 40) / 4194304.0f - 2.0f);
     }
-    gpw_kivi_seal(segment, layer, block, noise);
+    gpw_coded_seal(segment, layer, block, noise);
     free(noise);
 }
 
