@@ -5,6 +5,7 @@
 // read at a step). A row of the table names its parts: params.selector (select/selector.h; NULL: all
 // tokens survive), params.codec (NULL: the row's own) and functions that hold what survives:
 //   GPW_KIVI_FUNCTIONS         all tokens, in KIVI's codes                            (kivi.h)
+//   GPW_TURBO_FUNCTIONS        all tokens, in codes of rotated channels               (turbo.h)
 //   GPW_EXACT_FUNCTIONS        all tokens or the first and newest blocks, as they are (exact.h)
 //   GPW_KEPT_BLOCKS_FUNCTIONS  some tokens of each block, by any codec; shared        (kept_blocks.h)
 //   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are; one session's  (kept_prompt.h)
@@ -21,7 +22,7 @@
 // stored.
 //
 // To add a compressor made of parts that there are: one row in the table of compressor.c. A new part
-// is one file: a selector beside those in select/, or a codec with these functions beside kivi.c.
+// is one file: a selector beside those in select/, or a codec (codec.h) beside kivi_codec.c.
 // All else (options, API, errors, the tests that try every compressor) is made of the table.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H

@@ -2,7 +2,7 @@
 """Writes turbo.txt: rotated Lloyd-Max codes of seeded keys and values, for test_turbo.c.
 
 Computed here by numpy in double precision from the description in gpuworker/resident/turbo.h, the rotation as a dense matrix.
-Element i of a seed is golden_snapkv's; K is [kv head][token][dim] from i = 0, channel c plus c % 5 - 2, V the same from i =
+Element i of a seed is golden_selectors's; K is [kv head][token][dim] from i = 0, channel c plus c % 5 - 2, V the same from i =
 2^32, token t times t % 4 (so that some are zero), both in f16. For each vector the file has FNV-1a of its codes and the bits of
 its scale; for each head FNV-1a of the bits of the mean key. A seed is passed over where single precision might
 round another way.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from golden_snapkv import values
+from golden_selectors import values
 
 HERE = Path(__file__).parent
 SIGN_SEED = 0x5475726271756e74
