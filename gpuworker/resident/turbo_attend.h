@@ -109,14 +109,15 @@ INLINE void accumulate_4(const row_t *row, dots_t dots[QUERIES][2], const uint32
     const uint8_t *codes = row->codes;
     const int8_t *steps = row->steps, *end = steps + row->count;
     const table_t levels = row->levels;
-    for (; steps < end; steps += 8, codes += GPW_CODES_UNIT_BYTES) {
-        codes_t packed = codes_load(codes);
-        v16_prefetch((const char *)codes + row->ahead);
-#pragma GCC unroll 2
-        for (uint32_t i = 0; i < 2; i++) {
-            codes_t slice = codes_lookup(levels, codes_slice(packed, 4 * i, 15));
+    for (; steps < end; steps += 16, codes += 2 * GPW_CODES_UNIT_BYTES) {
+#pragma GCC unroll 4
+        for (uint32_t i = 0; i < 4; i++) {
+            codes_t packed = codes_load(codes + i / 2 * GPW_CODES_UNIT_BYTES);
+            codes_t slice = codes_lookup(levels, codes_slice(packed, i % 2 * 4, 15));
             add_slice(dots, i, slice, steps, queries, keys);
         }
+        v16_prefetch((const char *)codes + row->ahead);
+        v16_prefetch((const char *)codes + GPW_CODES_UNIT_BYTES + row->ahead);
     }
 }
 
