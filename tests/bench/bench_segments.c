@@ -17,7 +17,15 @@
 #include "gpuworker/resident/partials.h"
 #include "tests/bench/machine.h"
 
-enum { LAYERS = 30, Q_HEADS = 9, KV_HEADS = 3, DIM = 64, TOKENS = 64, SESSIONS_MAX = 64, ROWS_MAX = 64 };
+enum {
+    LAYERS = 30,
+    Q_HEADS = 9,
+    KV_HEADS = 3,
+    DIM = 64,
+    TOKENS = 64,
+    SESSIONS_MAX = 64,
+    ROWS_MAX = 64
+};
 
 typedef struct step {
     const gpw_compressor_t *compressor;

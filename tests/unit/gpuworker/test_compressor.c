@@ -405,7 +405,8 @@ static const struct {
 } formulas[] = {
     {"kivi4", (4 + 2 * 16.0 / 32) / 16}, // codes, and a scale and a minimum for a group
     {"kivi2", (2 + 2 * 16.0 / 32) / 16},
-    {"turbo4", (4 + (2 * 16.0 + 16) / 128) / 16}, // codes, a scale for a key and a value; the mean key
+    {"turbo4",
+     (4 + (2 * 16.0 + 16) / 128) / 16}, // codes, a scale for a key and a value; the mean key
     {"turbo3", (3 + (2 * 16.0 + 16) / 128) / 16},
     {"streaming", 5.0 / 128}, // of the sinks a block, and four
     {"dbudgetkv", 1},         // at most
