@@ -19,6 +19,9 @@
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/engine.h"
 #include "gpuworker/resident/partials.h"
+#include "gpuworker/resident/read/reader.h"
+
+_Static_assert(GPW_DRAFT_ROWS_MAX <= GPW_READ_ROWS_MAX, "the choices of every row are remembered");
 
 static uint8_t *tail_extent(const gpw_request_t *request, uint32_t block, uint32_t layer)
 {
@@ -56,6 +59,8 @@ static void attend(gpw_request_t *request, const gpw_pass_rows_t *rows)
     gpw_segment_attend_t segment_args = {.pool = scratch->pool,
                                          .layer = rows->layer,
                                          .rows = rows->rows,
+                                         .position = request->pass.position + rows->row0,
+                                         .since = request->verify ? request->token_count - 1 : 0,
                                          .scale = 1.0f / sqrtf((float)shape->head_dim),
                                          .q = rows->q,
                                          .out = &total,

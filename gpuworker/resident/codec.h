@@ -38,6 +38,11 @@ typedef struct gpw_codec_part {
     float scale;
     const float *q;     // [rows][q_heads][dim]; rotated, where the codec rotates
     krn_partials_t out; // [rows][q_heads]; only this KV head's query heads are written
+    // NULL, or shown the logits of each pair ([row][head of the group]) before they are scaled:
+    // [block_count][tokens padded to 16], -inf where nothing is. What it sets to -inf is not attended
+    // to.
+    void (*look)(void *ctx, uint32_t pair, float *logits);
+    void *look_ctx;
 } gpw_codec_part_t;
 
 typedef void gpw_codec_attend_fn(const gpw_codec_part_t *part);

@@ -55,7 +55,7 @@ static void hide_padding(const gpw_codes_layout_t *l, const block_t *block, work
     }
 }
 
-// p = exp(p * scale - max), with its max and sum.
+// p = exp(p * scale - max), with its max and sum; of nothing but -inf zeros, as an empty partial has them.
 static void softmax(float *p, uint32_t count, float scale, float *max_p, float *sum_p)
 {
     v16 max = v16_set1(-INFINITY), sum = v16_set1(0.0f), wide = v16_set1(scale);
@@ -65,7 +65,7 @@ static void softmax(float *p, uint32_t count, float scale, float *max_p, float *
         v16_store(p + t, x);
     }
     *max_p = v16_max_all(max) + 0.0f; // never -0: else the order of comparing would show
-    max = v16_set1(*max_p);
+    max = v16_set1(*max_p == -INFINITY ? 0.0f : *max_p);
     for (uint32_t t = 0; t < count; t += 16) {
         v16 x = v16_exp(v16_sub(v16_load(p + t), max));
         sum = v16_add(sum, x);
@@ -112,6 +112,9 @@ static void attend_pairs(const gpw_codec_part_t *part, uint32_t first, work_t *w
     for (uint32_t b = 0; b < part->block_count; b++) {
         block_t block = block_at(part, b, 0);
         block_logits(part, &block, w);
+    }
+    for (uint32_t q = 0; part->look && q < w->queries; q++) {
+        part->look(part->look_ctx, first + q, w->p[q]);
     }
     for (uint32_t q = 0; q < w->queries; q++) {
         size_t pair = pair_of(part, first + q);

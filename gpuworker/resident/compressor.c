@@ -8,20 +8,35 @@
 
 #include "common/assert.h"
 #include "gpuworker/resident/exact.h"
+#include "gpuworker/resident/indexed.h"
 #include "gpuworker/resident/kept_blocks.h"
 #include "gpuworker/resident/kept_prompt.h"
 #include "gpuworker/resident/kivi.h"
+#include "gpuworker/resident/read/reader.h"
 #include "gpuworker/resident/select/selector.h"
 #include "gpuworker/resident/turbo.h"
 
-// Where methods drop tokens, a quarter stays: the share at which they are compared here.
+// Where methods drop tokens, a quarter stays, and where they leave tokens unread, a quarter is read: the
+// share at which they are compared here.
 #define KEEP_PERCENT 25
+#define READ_PERCENT 25
 
 // Group 32 is KIVI's own. 4 sinks are StreamingLLM's own; 256 tokens of window leave most of a long
 // prompt to the verification, which is what that method is here to show.
 // SnapKV's 32 queries and pool of 7 are those of its authors' LongBench runs; PyramidKV's slope of 20,
 // AdaKV's safeguard of 20 % and H2O's halves are their authors'. TOVA protects no sinks, H2O neither:
 // their scores do. DBudgetKV's 1 % is that of its paper.
+//
+// Quest's pages of 16, its least of three and the first two layers whole are its authors', ClusterKV's 16
+// sinks and two layers, too; both were published with 512 to 4096 tokens a step, of which a quarter
+// of 8192 is 2048. SpeCache's 64 exact tokens, 2 bits and groups of 64 are its authors'.
+//
+// RocketKV splits a prompt of S tokens and a step's budget of B by x = S / B: S / x^min(0.2 + 0.06 * log2 x,
+// 0.8) tokens stay; of these, y times B, pages of ceil(sqrt y), estimated by a share of ceil(sqrt y) / y of the
+// channels, and B / 2 tokens read exactly; estimating reads as much as the other half. For 8192 and 512
+// tokens, the larger of its authors' usual budgets: 30 % stay, pages of 3, 64 % of channels, 256 of
+// 2419 tokens, which is a fifth of what is held. A quarter of 8192 as budget would keep 64 %, and with
+// pages of 2 as many bytes again as half of it: no less than the full cache.
 static const gpw_compressor_t table[] = {
     {
         .name = "kivi4",
@@ -177,6 +192,59 @@ static const gpw_compressor_t table[] = {
                    .keep_percent = 100,
                    .pool_tokens = 1,
                    .norm_drop_permille = 10},
+        GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "quest",
+        .summary = "Quest: all tokens, exact; a step reads a quarter of them, pages of 16 by what "
+                   "bounds their keys, and all in the first two layers (0.94x: saves reads, not "
+                   "memory)",
+        .flags = GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.reader = &gpw_read_page_bounds,
+                   .read_percent = READ_PERCENT,
+                   .read_tokens = 48,
+                   .whole_layers = 2,
+                   .page_tokens = 16},
+        GPW_INDEXED_FUNCTIONS,
+    },
+    {
+        .name = "clusterkv",
+        .summary = "ClusterKV: all tokens, exact; a step reads a quarter of them, clusters of like "
+                   "keys within a block, and all in the first two layers (0.97x: saves reads, not "
+                   "memory)",
+        .flags = GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.reader = &gpw_read_clusters,
+                   .sink_tokens = 16,
+                   .read_percent = READ_PERCENT,
+                   .whole_layers = 2,
+                   .page_tokens = 16},
+        GPW_INDEXED_FUNCTIONS,
+    },
+    {
+        .name = "specache",
+        .summary = "SpeCache: all tokens, exact and in 2 bits; a step reads the bits, and exactly "
+                   "the 64 tokens that the step before looked at most (0.86x: saves reads, not "
+                   "memory)",
+        .flags = GPW_COMPRESSOR_QUERY_FREE,
+        .params = {.reader = &gpw_read_low_bits, .bits = 2, .group = 64, .read_tokens = 64},
+        GPW_INDEXED_FUNCTIONS,
+    },
+    {
+        .name = "rocketkv",
+        .summary = "RocketKV: of the prompt 30 % for each KV head, exact, chosen as SnapKV does "
+                   "but wider; "
+                   "a step reads a ninth of these, by pages of 3 (2.4x); what follows whole",
+        .flags = GPW_COMPRESSOR_DROPS,
+        .params = {.selector = &gpw_select_window,
+                   .codec = &gpw_codec_exact,
+                   .reader = &gpw_read_two_dimensional,
+                   .sink_tokens = 4,
+                   .window_tokens = 32,
+                   .keep_percent = 30,
+                   .pool_tokens = 63,
+                   .read_percent = 11,
+                   .page_tokens = 3,
+                   .channel_percent = 64},
         GPW_KEPT_PROMPT_FUNCTIONS,
     },
     {.name = NULL},

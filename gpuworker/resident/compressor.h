@@ -3,13 +3,15 @@
 //
 // A compressor is selector (which tokens survive) x codec (how one is stored) x reader (which are
 // read at a step). A row of the table names its parts: params.selector (select/selector.h; NULL: all
-// tokens survive), params.codec (NULL: the row's own) and functions that hold what survives:
+// tokens survive), params.codec (NULL: the row's own), params.reader (read/reader.h; NULL: all that
+// survives is read at every step) and functions that hold what survives:
 //   GPW_KIVI_FUNCTIONS         all tokens, in KIVI's codes                            (kivi.h)
 //   GPW_TURBO_FUNCTIONS        all tokens, in codes of rotated channels               (turbo.h)
 //   GPW_EXACT_FUNCTIONS        all tokens or the first and newest blocks, as they are (exact.h)
+//   GPW_INDEXED_FUNCTIONS      all tokens, as they are, with a reader; shared         (indexed.h)
 //   GPW_KEPT_BLOCKS_FUNCTIONS  some tokens of each block, by any codec; shared        (kept_blocks.h)
-//   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are; one session's  (kept_prompt.h)
-// All that survives is read at every step.
+//   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are, with or without a reader; one
+//                              session's                                              (kept_prompt.h)
 //
 // A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
 // whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
@@ -21,8 +23,12 @@
 // private: without GPW_COMPRESSOR_QUERY_FREE nothing of a segment is shared between sessions or
 // stored.
 //
+// What a reader chooses depends on queries, too, but only for the step whose queries they are: its
+// index follows from keys and values, and its choices lie beside what is shared.
+//
 // To add a compressor made of parts that there are: one row in the table of compressor.c. A new part
-// is one file: a selector beside those in select/, or a codec (codec.h) beside kivi_codec.c.
+// is one file: a selector beside those in select/, a reader beside those in read/, or a codec
+// (codec.h) beside kivi_codec.c.
 // All else (options, API, errors, the tests that try every compressor) is made of the table.
 #ifndef GPW_COMPRESSOR_H
 #define GPW_COMPRESSOR_H
@@ -44,6 +50,7 @@ enum {
 #define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
 
 struct gpw_selector;
+struct gpw_reader;
 struct gpw_compressor;
 
 // A part reads what it uses.
@@ -51,7 +58,8 @@ typedef struct gpw_compressor_params {
     const struct gpw_selector *selector; // NULL: all tokens
     const struct gpw_compressor *codec;  // kept_blocks, kept_prompt: how tokens that survive by
                                          // blocks are held
-    uint32_t bits;                       // KIVI: bits of one element
+    const struct gpw_reader *reader;     // indexed, kept_prompt: what a step reads; NULL: all
+    uint32_t bits;                       // KIVI, low bits: bits of one element
     uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 16
     uint32_t sink_tokens;   // first tokens that are always kept
     uint32_t window_tokens; // positions: newest sealed tokens that are kept; selectors that look at
@@ -62,6 +70,12 @@ typedef struct gpw_compressor_params {
     uint32_t layer_slope;    // budget of a layer over that of the last, about half; 0: all alike
     uint32_t head_floor_percent; // of its budget a head keeps in any case; 0: all of it
     uint32_t norm_drop_permille; // norm stop: what the attention's norm may fall by
+    // Readers:
+    uint32_t read_percent;    // of held tokens that a KV head reads exactly
+    uint32_t read_tokens;     // at least so many
+    uint32_t whole_layers;    // the first ones, in which all tokens are read
+    uint32_t page_tokens;     // of a page; clusters: of one in the mean
+    uint32_t channel_percent; // two-dimensional: channels that pages are estimated by
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
@@ -91,8 +105,12 @@ typedef struct gpw_segment_observe {
 typedef struct gpw_segment_attend {
     krn_pool_t *pool;
     uint32_t layer, rows;
+    // Of the first row, which the others follow; and of the first row of the draft that these go on
+    // with: a reader may remember what the row before has seen, as far as it is of the same draft.
+    uint32_t position, since;
     float scale;
-    const float *q;      // [rows][q_heads][dim]; every row sees every held token of the segment
+    const float *q;      // [rows][q_heads][dim]; every row sees every held token of the segment, or
+                         // those that its reader chooses
     krn_partials_t *out; // cleared by the callee: [rows][q_heads]
     void *scratch;       // gpw_segment_scratch_bytes
 } gpw_segment_attend_t;

@@ -3,6 +3,9 @@
 //
 // A layer's memory is what its budget allows until it is observed. A selector that kept less has it
 // made as small as that: nothing but positions has been written there yet.
+//
+// With a reader all heads keep as many, and a head's rows are read by pieces: runs of pages, each with
+// its index, which is made when the last block of the prompt is sealed.
 #include "gpuworker/resident/kept_prompt.h"
 
 #include <string.h>
@@ -31,6 +34,8 @@ struct gpw_segment {
     layer_t *layers;
     uint32_t *counts;     // [layers][kv heads]: tokens that are kept
     uint64_t kept_bytes;  // of all layers' memory
+    gpw_read_plan_t plan; // where there is a reader
+    gpw_read_t *read;     // NULL: all that is kept is read
     gpw_segment_t *later; // the codec's: blocks behind the prompt
 };
 
@@ -50,10 +55,42 @@ static uint32_t budget_of(const gpw_segment_options_t *options, uint32_t layer)
                              options->prompt_blocks * options->shape.block_tokens);
 }
 
-static uint64_t fixed_bytes(const as_shape_t *shape)
+// Where the indices lie behind these, one KV head's behind the other's.
+static size_t indices_at(const as_shape_t *shape, uint32_t room)
+{
+    return gpw_codes_whole_units(memory_bytes(shape, room));
+}
+
+// Of what a layer keeps; `plan` is empty where there is no reader.
+static size_t layer_bytes(const as_shape_t *shape, const gpw_read_plan_t *plan, uint32_t room)
+{
+    return plan->reader ? indices_at(shape, room) +
+                              shape->kv_heads * gpw_read_index_bytes(plan, room / shape->kv_heads)
+                        : memory_bytes(shape, room);
+}
+
+static uint64_t fixed_bytes(const as_shape_t *shape, const gpw_read_plan_t *plan)
 {
     return sizeof(gpw_segment_t) + shape->layers * sizeof(layer_t) +
-           (uint64_t)shape->layers * shape->kv_heads * sizeof(uint32_t);
+           (uint64_t)shape->layers * shape->kv_heads * sizeof(uint32_t) +
+           (plan->reader ? gpw_read_bytes(plan) : 0);
+}
+
+static as_status_t plan_for(const gpw_segment_options_t *options, gpw_read_plan_t *plan_p)
+{
+    uint32_t most = 0;
+    if (!options->params->reader) {
+        *plan_p = (gpw_read_plan_t){0};
+        return AS_OK;
+    }
+    if (options->params->head_floor_percent > 0 || options->params->selector->data_sized) {
+        return AS_ERR_UNSUPPORTED; // heads would keep different numbers
+    }
+    for (uint32_t l = 0; l < options->shape.layers; l++) {
+        uint32_t budget = budget_of(options, l);
+        most = budget > most ? budget : most;
+    }
+    return gpw_read_plan(options, KRN_RUN_PAGES * options->shape.block_tokens, most, plan_p);
 }
 
 static gpw_segment_options_t later_options(const gpw_segment_options_t *options)
@@ -80,7 +117,8 @@ static bool is_supported(const gpw_segment_options_t *options)
 
 as_status_t gpw_kept_prompt_open(const gpw_segment_options_t *options, gpw_segment_t **segment_p)
 {
-    if (!is_supported(options)) {
+    gpw_read_plan_t plan;
+    if (!is_supported(options) || plan_for(options, &plan) != AS_OK) {
         return AS_ERR_UNSUPPORTED;
     }
     const as_shape_t *shape = &options->shape;
@@ -92,11 +130,16 @@ as_status_t gpw_kept_prompt_open(const gpw_segment_options_t *options, gpw_segme
     s->shape = *shape;
     s->ops = options->ops;
     s->params = *options->params;
+    s->plan = plan;
+    s->plan.params = &s->params;
     s->prompt_blocks = options->prompt_blocks;
     s->prompt_tokens = options->prompt_blocks * shape->block_tokens;
     s->layers = as_mem_zalloc(shape->layers, sizeof(*s->layers));
     s->counts = as_mem_zalloc((size_t)shape->layers * shape->kv_heads, sizeof(*s->counts));
     as_status_t status = s->params.codec->open(&later, &s->later);
+    if (status == AS_OK && plan.reader) {
+        status = gpw_read_open(&s->plan, options->ops, &s->read);
+    }
     if (status == AS_OK && (!s->layers || !s->counts)) {
         status = AS_ERR_NO_MEMORY;
     }
@@ -118,11 +161,14 @@ as_status_t gpw_kept_prompt_reserve(gpw_segment_t *s, uint32_t blocks)
         if (layer->memory || layer->room == 0) {
             continue;
         }
-        layer->memory = as_mem_aligned(64, memory_bytes(&s->shape, layer->room));
+        size_t bytes = layer_bytes(&s->shape, &s->plan, layer->room);
+        layer->memory = as_mem_aligned(64, bytes);
         if (!layer->memory) {
             return AS_ERR_NO_MEMORY;
         }
-        s->kept_bytes += memory_bytes(&s->shape, layer->room);
+        memset(layer->memory + memory_bytes(&s->shape, layer->room), 0,
+               bytes - memory_bytes(&s->shape, layer->room)); // what only pads an index
+        s->kept_bytes += bytes;
     }
     return blocks > s->prompt_blocks ? s->params.codec->reserve(s->later, blocks - s->prompt_blocks)
                                      : AS_OK;
@@ -151,6 +197,11 @@ static uint32_t kept_before(const gpw_segment_t *s, uint32_t layer, uint32_t kv_
     return before;
 }
 
+const gpw_read_t *gpw_kept_prompt_read(const gpw_segment_t *s)
+{
+    return s->read;
+}
+
 const uint32_t *gpw_kept_prompt_positions(const gpw_segment_t *s, uint32_t layer, uint32_t kv_head,
                                           uint32_t *count_p)
 {
@@ -167,6 +218,7 @@ static void shrink(gpw_segment_t *s, uint32_t layer)
     if (kept == l->room) {
         return;
     }
+    AS_ASSERT(!s->read);
     if (kept > 0) {
         memory = as_mem_aligned(64, memory_bytes(&s->shape, kept));
         if (!memory) {
@@ -251,6 +303,43 @@ static void gather(gpw_segment_t *s, uint32_t layer, uint32_t kv_head, uint32_t 
     }
 }
 
+// ---- Indices -----------------------------------------------------------------------------------
+
+static uint32_t kept_each(const gpw_segment_t *s, uint32_t layer)
+{
+    return s->layers[layer].room / s->shape.kv_heads;
+}
+
+// Piece `piece` of what a head keeps.
+static gpw_read_piece_t piece_at(const gpw_segment_t *s, uint32_t layer, uint32_t kv_head,
+                                 uint32_t piece)
+{
+    const layer_t *l = &s->layers[layer];
+    size_t row = (size_t)piece * s->plan.piece_tokens * s->shape.head_dim;
+    return (gpw_read_piece_t){.k = rows_of(s, layer, kv_head, 0) + row,
+                              .v = rows_of(s, layer, kv_head, 1) + row,
+                              .index =
+                                  l->memory + indices_at(&s->shape, l->room) +
+                                  kv_head * gpw_read_index_bytes(&s->plan, kept_each(s, layer)) +
+                                  gpw_read_index_bytes(&s->plan, piece * s->plan.piece_tokens)};
+}
+
+static void make_indices(gpw_segment_t *s, uint32_t layer)
+{
+    uint32_t kept = kept_each(s, layer), size = s->plan.piece_tokens;
+    for (uint32_t i = 0; i < s->shape.kv_heads * gpw_read_piece_count(&s->plan, kept); i++) {
+        uint32_t number = i / s->shape.kv_heads, left = kept - number * size;
+        gpw_read_piece_t piece = piece_at(s, layer, i % s->shape.kv_heads, number);
+        const gpw_read_rows_t rows = {.ops = s->ops,
+                                      .k = piece.k,
+                                      .v = piece.v,
+                                      .first = number * size,
+                                      .tokens = left < size ? left : size};
+        uint8_t *memory = s->layers[layer].memory;
+        s->plan.reader->index(&s->plan, &rows, memory + (piece.index - memory));
+    }
+}
+
 void gpw_kept_prompt_seal(gpw_segment_t *s, uint32_t layer, uint32_t block, const void *extent)
 {
     layer_t *l = &s->layers[layer];
@@ -261,6 +350,9 @@ void gpw_kept_prompt_seal(gpw_segment_t *s, uint32_t layer, uint32_t block, cons
         for (uint32_t h = 0; h < s->shape.kv_heads && l->memory; h++) {
             gather(s, layer, h, block, extent);
         }
+    }
+    if (block + 1 == s->prompt_blocks && s->read && l->memory) {
+        make_indices(s, layer);
     }
     l->sealed++;
 }
@@ -376,6 +468,19 @@ static krn_partials_t attend_kept(const gpw_segment_t *s, const gpw_segment_atte
     return total;
 }
 
+// Attention over what the reader chooses of it.
+static void read_kept(const gpw_segment_t *s, const gpw_segment_attend_t *args)
+{
+    uint32_t kept = kept_each(s, args->layer);
+    for (uint32_t h = 0; h < s->shape.kv_heads; h++) {
+        gpw_read_piece_t *pieces = gpw_read_pieces(s->read, h);
+        for (uint32_t p = 0; p < gpw_read_piece_count(&s->plan, kept); p++) {
+            pieces[p] = piece_at(s, args->layer, h, p);
+        }
+    }
+    gpw_read_attend(s->read, kept, args);
+}
+
 // Later blocks come first: the codec has the whole scratch for them.
 void gpw_kept_prompt_attend(const gpw_segment_t *s, const gpw_segment_attend_t *args)
 {
@@ -385,6 +490,10 @@ void gpw_kept_prompt_attend(const gpw_segment_t *s, const gpw_segment_attend_t *
     AS_ASSERT(layer->sealed == 0 || layer->sealed >= s->prompt_blocks);
     s->params.codec->attend(s->later, args);
     if (layer->sealed == 0 || !layer->memory) {
+        return;
+    }
+    if (s->read) {
+        read_kept(s, args);
         return;
     }
     krn_partials_t kept = attend_kept(s, args);
@@ -401,20 +510,22 @@ void gpw_kept_prompt_attend(const gpw_segment_t *s, const gpw_segment_attend_t *
 
 uint64_t gpw_kept_prompt_bytes(const gpw_segment_t *s)
 {
-    return fixed_bytes(&s->shape) + s->kept_bytes + s->params.codec->bytes(s->later);
+    return fixed_bytes(&s->shape, &s->plan) + s->kept_bytes + s->params.codec->bytes(s->later);
 }
 
 uint64_t gpw_kept_prompt_bytes_max(const gpw_segment_options_t *options, uint32_t blocks)
 {
-    if (!is_supported(options)) {
+    gpw_read_plan_t plan;
+    if (!is_supported(options) || plan_for(options, &plan) != AS_OK) {
         return 0;
     }
     gpw_segment_options_t later = later_options(options);
     uint32_t later_blocks = blocks > options->prompt_blocks ? blocks - options->prompt_blocks : 0;
-    uint64_t bytes =
-        fixed_bytes(&options->shape) + options->params->codec->bytes_max(&later, later_blocks);
+    uint64_t bytes = fixed_bytes(&options->shape, &plan) +
+                     options->params->codec->bytes_max(&later, later_blocks);
     for (uint32_t l = 0; blocks > 0 && l < options->shape.layers; l++) {
-        bytes += memory_bytes(&options->shape, options->shape.kv_heads * budget_of(options, l));
+        bytes +=
+            layer_bytes(&options->shape, &plan, options->shape.kv_heads * budget_of(options, l));
     }
     return bytes;
 }
@@ -430,6 +541,7 @@ void gpw_kept_prompt_close(gpw_segment_t *s)
     if (s->later) {
         s->params.codec->close(s->later);
     }
+    gpw_read_close(s->read);
     as_mem_free(s->layers);
     as_mem_free(s->counts);
     as_mem_free(s);

@@ -3,12 +3,13 @@
 // later is held by blocks, by params.codec.
 //
 // SnapKV, PyramidKV, AdaKV, TOVA, H2O, Expected Attention and DBudgetKV are this with one selector and
-// its parameters each. The prompt's newest tokens, the observed ones among them, are exact in the
+// its parameters each; RocketKV with a reader besides (params.reader), by which a step reads a part
+// of what is kept of the prompt. The prompt's newest tokens, the observed ones among them, are exact in the
 // tail, which is at least as long.
 //
 // Memory: for each layer, one KV head after the other, keys [kept][dim] and values [kept][dim] of the
-// tokens that it keeps, and behind all heads their positions. Heads and layers may keep different
-// numbers. Token j of a head lies at row j, whatever its position: keys are rotated by their own
+// tokens that it keeps, behind all heads their positions, and behind these the reader's indices.
+// Heads and layers may keep different numbers; with a reader the heads of a layer keep the same. Token j of a head lies at row j, whatever its position: keys are rotated by their own
 // positions already, and every query sees all of them.
 //
 // The choice depends on the prompt's own queries: a segment belongs to its session alone, is never
@@ -22,7 +23,7 @@
 #ifndef GPW_KEPT_PROMPT_H
 #define GPW_KEPT_PROMPT_H
 
-#include "gpuworker/resident/compressor.h"
+#include "gpuworker/resident/read/reader.h"
 
 as_status_t gpw_kept_prompt_open(const gpw_segment_options_t *options,
                                  gpw_segment_t **segment_p) AS_MUST_USE;
@@ -46,5 +47,7 @@ void gpw_kept_prompt_close(gpw_segment_t *segment);
 // Positions that a KV head keeps of the prompt's sealed blocks, ascending; valid once observed.
 const uint32_t *gpw_kept_prompt_positions(const gpw_segment_t *segment, uint32_t layer,
                                           uint32_t kv_head, uint32_t *count_p);
+// What its steps have read of these; NULL where there is no reader.
+const gpw_read_t *gpw_kept_prompt_read(const gpw_segment_t *segment);
 
 #endif

@@ -35,6 +35,9 @@ bool gpw_stored_shape(const gpw_compressor_t *compressor, const as_shape_t *shap
         (compressor->bytes_max(&options, 1) - compressor->bytes_max(&options, 0)) / shape->layers;
     as_shape_t stored = {
         .layers = shape->layers, .head_dim = DIM, .block_tokens = 1, .element = AS_ELEMENT_F16};
+    if (layer >= as_extent_bytes(shape)) {
+        return false; // the full block is the smaller one
+    }
     uint64_t unit = 2 * DIM * sizeof(krn_f16); // K and V of one token and head
     uint64_t units = layer / unit;
     while (stored.block_tokens < AS_BLOCK_TOKENS_MAX &&

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sealed blocks as stores keep them, beside the full blocks that they were made of.
 //
-// Of methods whose blocks stand alone and follow from keys and values only (`slot` and
-// GPW_COMPRESSOR_QUERY_FREE): the bytes of a slot, layer by layer, as a block of a shape and under a key of
-// its own, so a store, a client and their checksums know nothing of it. The key is SHA-256 over the full
-// block's key and all that decides the bytes: the method's name and parameters, and the version of the form.
-// So nothing else is ever found under it. What comes from there is drafted on only: an error in it could cost
-// drafts, never a token.
+// Of methods whose blocks stand alone, follow from keys and values only (`slot` and
+// GPW_COMPRESSOR_QUERY_FREE) and are smaller than the full ones: the bytes of a slot, layer by layer, as a
+// block of a shape and under a key of its own, so a store, a client and their checksums know nothing of it.
+// The key is SHA-256 over the full block's key and all that decides the bytes: the method's name and
+// parameters, and the version of the form. So nothing else is ever found under it. What comes from there is
+// drafted on only: an error in it could cost drafts, never a token.
 #ifndef GPW_STORED_H
 #define GPW_STORED_H
 

@@ -8,7 +8,8 @@
 // one row to every layer of every session's segment, as drafting does: whole sessions by each thread
 // where there are enough, else all threads on one. Time is for one layer of one session. What comes first is
 // attention over exact f16, of which the last lines give the multiple: tokens of the context attended to a second, in
-// all layers, and what choosing and sealing a token cost in all layers.
+// all layers, and what choosing and sealing a token cost in all layers. Of a method with a reader the bytes are
+// those that it holds, of which a step reads a part.
 #include <math.h>
 #include <stdlib.h>
 
@@ -32,7 +33,7 @@ typedef struct step {
     gpw_segment_t *segments[SESSIONS_MAX];
     krn_pool_t *pools[SESSIONS_MAX]; // of one thread
     float *scratch[SESSIONS_MAX], *out, *q;
-    uint32_t sessions, layer;
+    uint32_t sessions, layer, position; // position: steps follow each other, as in a draft
 } step_t;
 
 static const as_shape_t shape = {LAYERS, Q_HEADS, KV_HEADS, DIM, TOKENS, AS_ELEMENT_F16};
@@ -44,6 +45,7 @@ static void attend(step_t *step, uint32_t session, krn_pool_t *threads)
     gpw_segment_attend_t args = {.pool = threads,
                                  .layer = step->layer,
                                  .rows = 1,
+                                 .position = step->position,
                                  .scale = 0.125f,
                                  .q = step->q,
                                  .out = &out,
@@ -60,6 +62,7 @@ static void attend_session(void *ctx, uint32_t index)
 static void step_job(void *ctx)
 {
     step_t *step = ctx;
+    step->position++;
     for (step->layer = 0; step->layer < LAYERS; step->layer++) {
         if (step->sessions >= 2 * krn_pool_threads(pool)) {
             krn_pool_run(pool, step->sessions, attend_session, step);
@@ -72,20 +75,26 @@ static void step_job(void *ctx)
 
 typedef struct sealing {
     step_t *step;
-    const krn_f16 *extent;
+    const krn_f16 *extents; // of each block, the same in all layers
     uint32_t blocks;
 } sealing_t;
+
+static const krn_f16 *extent_of(const krn_f16 *extents, uint32_t block)
+{
+    return extents + block * (as_extent_bytes(&shape) / sizeof(krn_f16));
+}
 
 static void seal_session(void *ctx, uint32_t index)
 {
     const sealing_t *sealing = ctx;
     for (uint32_t l = 0; l < LAYERS; l++)
         for (uint32_t b = 0; b < sealing->blocks; b++)
-            sealing->step->compressor->seal(sealing->step->segments[index], l, b, sealing->extent);
+            sealing->step->compressor->seal(sealing->step->segments[index], l, b,
+                                            extent_of(sealing->extents, b));
 }
 
-// The extent is every block's, and the first of the tail.
-static double observe_all(step_t *step, const krn_f16 *extent, uint32_t blocks)
+// The first block's extent is that of the tail, too.
+static double observe_all(step_t *step, const krn_f16 *extents, uint32_t blocks)
 {
     gpw_segment_observe_t args = {.pool = pool,
                                   .tokens = blocks * TOKENS + GPW_OBSERVED_ROWS_MAX,
@@ -94,7 +103,7 @@ static double observe_all(step_t *step, const krn_f16 *extent, uint32_t blocks)
     krn_page_t *pages = memory((blocks + 1) * sizeof(*pages));
     float *q = floats((size_t)args.rows * Q_HEADS * DIM), *lse = floats(args.rows * Q_HEADS);
     for (uint32_t b = 0; b <= blocks; b++)
-        pages[b] = gpw_page(&shape, extent, b);
+        pages[b] = gpw_page(&shape, extent_of(extents, b % blocks), b);
     for (uint32_t i = 0; i < args.rows * Q_HEADS; i++)
         lse[i] = logf((float)args.tokens);
     args.pages = pages;
@@ -149,17 +158,17 @@ static figures_t bench(const gpw_compressor_t *compressor, uint32_t tokens, uint
 {
     step_t step = {.compressor = compressor, .sessions = sessions};
     sealing_t sealing = {.step = &step, .blocks = tokens / TOKENS};
-    size_t elements = as_extent_bytes(&shape) / sizeof(krn_f16);
+    size_t elements = sealing.blocks * (as_extent_bytes(&shape) / sizeof(krn_f16));
     float *values = floats(elements);
-    krn_f16 *extent = memory(elements * sizeof(krn_f16));
+    krn_f16 *extents = memory(elements * sizeof(krn_f16));
     figures_t figures = {0};
     char what[64];
 
-    krn_cpu()->f32_to_f16(values, elements, extent);
-    sealing.extent = extent;
+    krn_cpu()->f32_to_f16(values, elements, extents);
+    sealing.extents = extents;
     open_all(&step, sealing.blocks);
     if (compressor->observe) {
-        double seconds = observe_all(&step, extent, sealing.blocks);
+        double seconds = observe_all(&step, extents, sealing.blocks);
         snprintf(what, sizeof what, "choose of %u", tokens);
         report(compressor->name, what, 0, 2e-9 * tokens * KV_HEADS * DIM, seconds);
         figures.seal_us = seconds * 1e6 * LAYERS / tokens;
@@ -178,7 +187,7 @@ static figures_t bench(const gpw_compressor_t *compressor, uint32_t tokens, uint
     report(compressor->name, what, 4e-9 * tokens * Q_HEADS * DIM, 1e-9 * bytes, seconds);
     close_all(&step);
     as_mem_free(values);
-    as_mem_free(extent);
+    as_mem_free(extents);
     return figures;
 }
 

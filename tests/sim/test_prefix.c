@@ -153,8 +153,9 @@ static void the_sealed_form_of_every_method_that_shares_is_fetched(void **state)
     static answer_t answer;
     uint32_t methods = 0;
     for (EACH_TRIED_COMPRESSOR(c)) {
-        if (!c->slot) {
-            continue;
+        as_shape_t shape = gpw_model_shape(model, BLOCK_TOKENS), stored;
+        if (!c->slot || !gpw_stored_shape(c, &shape, &stored)) {
+            continue; // it has none, or none that is smaller than the full blocks
         }
         world_t world;
         first_compressor = c->name;

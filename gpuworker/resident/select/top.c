@@ -29,29 +29,29 @@ static uint32_t order_of(float x)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-static uint32_t count_from(const float *x, uint32_t count, uint32_t threshold)
+// The greatest number at which, from the greatest element down, the weights (NULL: ones) come to
+// `keep`, and what they come to above it. Found by digits of eight bits, in four passes whatever the
+// values are, and without a copy to sort. 0 < keep <= all weights.
+static uint32_t threshold_for(const float *x, const uint16_t *weights, uint32_t count,
+                              uint32_t keep, uint32_t *above_p)
 {
-    uint32_t found = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        found += order_of(x[i]) >= threshold;
-    }
-    return found;
-}
-
-// The keep-th greatest is found by bisection over these numbers, in 32 passes whatever the values
-// are, and without a copy to sort.
-static uint32_t threshold_for(const float *x, uint32_t count, uint32_t keep)
-{
-    uint32_t low = 0, high = UINT32_MAX; // at least `keep` are >= low
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2 + 1;
-        if (count_from(x, count, middle) >= keep) {
-            low = middle;
-        } else {
-            high = middle - 1;
+    uint32_t threshold = 0, known = 0, above = 0; // known: a mask of the digits that are found
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        uint32_t sums[256] = {0}, digit = 255;
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t order = order_of(x[i]);
+            if ((order & known) == threshold) {
+                sums[order >> shift & 255] += weights ? weights[i] : 1;
+            }
         }
+        for (; keep - above > sums[digit]; digit--) {
+            above += sums[digit];
+        }
+        threshold |= digit << shift;
+        known |= 255u << shift;
     }
-    return low;
+    *above_p = above;
+    return threshold;
 }
 
 void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *indices)
@@ -60,9 +60,8 @@ void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *ind
     if (keep == 0) {
         return;
     }
-    uint32_t threshold = threshold_for(x, count, keep);
-    uint32_t above = threshold == UINT32_MAX ? 0 : count_from(x, count, threshold + 1);
-    uint32_t equal = keep - above, written = 0;
+    uint32_t above, written = 0;
+    uint32_t threshold = threshold_for(x, NULL, count, keep, &above), equal = keep - above;
     for (uint32_t i = 0; i < count && written < keep; i++) {
         uint32_t order = order_of(x[i]);
         if (order > threshold || (order == threshold && equal > 0)) {
@@ -71,4 +70,18 @@ void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *ind
         }
     }
     AS_ASSERT(written == keep);
+}
+
+void gpw_select_top_units(const float *x, const uint16_t *sizes, uint32_t count, uint32_t keep,
+                          uint16_t *taken)
+{
+    uint32_t above = 0;
+    uint32_t threshold = keep ? threshold_for(x, sizes, count, keep, &above) : UINT32_MAX;
+    uint32_t equal = keep - above;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t order = order_of(x[i]);
+        uint32_t some = sizes[i] < equal ? sizes[i] : equal;
+        taken[i] = order > threshold ? sizes[i] : order == threshold ? (uint16_t)some : 0;
+        equal -= order == threshold ? some : 0;
+    }
 }

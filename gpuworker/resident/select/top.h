@@ -11,5 +11,9 @@ void gpw_select_pool_max(const float *x, uint32_t count, uint32_t width, float *
 // Writes the indices of the `keep` greatest of x[count], ascending; of equal ones the lower index
 // is taken. No x is NaN; infinities are fine. keep <= count.
 void gpw_select_top(const float *x, uint32_t count, uint32_t keep, uint32_t *indices);
+// Of units of sizes[count] tokens those of greatest x, until they have `keep` tokens: taken[i] is how
+// many of unit i, all but for the last that is taken. keep <= all sizes.
+void gpw_select_top_units(const float *x, const uint16_t *sizes, uint32_t count, uint32_t keep,
+                          uint16_t *taken);
 
 #endif

@@ -410,6 +410,12 @@ static const struct {
     {"turbo3", (3 + (2 * 16.0 + 16) / 128) / 16},
     {"streaming", 5.0 / 128}, // of the sinks a block, and four
     {"dbudgetkv", 1},         // at most
+    // All tokens as they are, and of a page or cluster of 16 two keys, or one; or codes.
+    {"quest", 1 + 2 * 0.5 / 16},
+    {"clusterkv", 1 + 0.5 / 16},
+    {"specache", 1 + (2 + 2 * 16.0 / 64) / 16},
+    // Two keys of a page of three, and a position.
+    {"rocketkv", 0.3 * (1 + 2 * 0.5 / 3 + 4.0 / 256)},
 };
 
 static double share_of(const gpw_compressor_t *c)

@@ -404,7 +404,8 @@ static void every_failed_allocation_ends_the_request_or_nothing(void **state)
     as_log_set_level(AS_LOG_ERROR);
     rig_t rig = rig_open(small_worker());
     fail_allocations(&rig, "kivi2");
-    fail_allocations(&rig, "knorm"); // which keeps some of each block
+    fail_allocations(&rig, "knorm");    // which keeps some of each block
+    fail_allocations(&rig, "specache"); // which remembers what it has read
     fail_allocations(&rig,
                      "dbudgetkv"); // which looks at queries, and does not know how much it keeps
     rig_close(&rig);

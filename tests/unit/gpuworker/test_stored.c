@@ -38,7 +38,10 @@ static void a_stored_shape_has_the_bytes_of_a_slot(void **state)
         for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
             as_shape_t stored;
             bool is_stored = gpw_stored_shape(c, &shapes[i], &stored);
-            assert_true(is_stored == (c->slot && c->flags & GPW_COMPRESSOR_QUERY_FREE));
+            bool is_smaller =
+                c->params.reader == NULL; // with an index it is the full block and more
+            assert_true(is_stored ==
+                        (c->slot && c->flags & GPW_COMPRESSOR_QUERY_FREE && is_smaller));
             if (!is_stored) {
                 continue;
             }
@@ -59,7 +62,7 @@ static void adopted_slots_attend_as_the_segment_that_sealed_them(void **state)
     sample_t s = sample_make(shapes[0], 9, 2);
     for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
         as_shape_t stored;
-        if (!gpw_stored_shape(c, &s.shape, &stored)) {
+        if (!c->slot) {
             continue;
         }
         gpw_segment_t *sealed = seal_all(&s, c, &c->params), *adopted;
@@ -72,7 +75,8 @@ static void adopted_slots_attend_as_the_segment_that_sealed_them(void **state)
                 gpw_stored_pack(c, &s.shape, options.ops, b, (const uint8_t *)extent_of(&s, b, 0));
             assert_non_null(packed);
             const uint8_t *slot = *c->slot(sealed, b, &bytes);
-            assert_int_equal(bytes, as_block_bytes(&stored));
+            assert_true(!gpw_stored_shape(c, &s.shape, &stored) ||
+                        bytes == as_block_bytes(&stored));
             assert_memory_equal(packed, slot, bytes);
             memcpy(*c->slot(adopted, b, &bytes), packed, bytes);
             as_mem_free(packed);

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of f32 with rows of f16 for AVX2, FMA and F16C.
+#if defined(__x86_64__)
+#include "kernels/cpu/simd_avx2.h"
+
+#include "gpuworker/resident/read/products_simd.h"
+
+const gpw_products_t gpw_products_avx2 = {
+    .name = "avx2", .dots = dots, .combine = combine, .add_softmax = add_softmax};
+#else
+typedef int gpw_products_avx2_is_empty; // a file may not be
+#endif
