@@ -245,7 +245,7 @@ static void run_seed(uint64_t seed)
                                .workers = 2,
                                .replicas = 1 + seed / 2 % 2,
                                .block_tokens = BLOCK_TOKENS,
-                               .cache_bytes_max = seed % 3 == 0 ? 390u << 10 : 16u << 20,
+                               .cache_bytes_max = seed % 3 == 0 ? 440u << 10 : 16u << 20,
                                .ram_bytes = seed % 5 == 0 ? 512u << 10 : 8u << 20,
                                .push_down = (gpw_push_down_t)(seed / 2 % 3),
                                .store_sealed = seed / 6 % 2,

@@ -32,6 +32,7 @@ static rig_t open_worker(void)
 {
     gpw_worker_options_t options = rig_options(model, BLOCK_TOKENS);
     options.sessions_max = 8;
+    options.queue_max = ANSWERS;
     return rig_open(options);
 }
 
