@@ -12,6 +12,7 @@
 #include "gpuworker/resident/kept_blocks.h"
 #include "gpuworker/resident/kept_prompt.h"
 #include "gpuworker/resident/kivi.h"
+#include "gpuworker/resident/mixed.h"
 #include "gpuworker/resident/read/reader.h"
 #include "gpuworker/resident/select/selector.h"
 #include "gpuworker/resident/turbo.h"
@@ -25,7 +26,8 @@
 // prompt to the verification, which is what that method is here to show.
 // SnapKV's 32 queries and pool of 7 are those of its authors' LongBench runs; PyramidKV's slope of 20,
 // AdaKV's safeguard of 20 % and H2O's halves are their authors'. TOVA protects no sinks, H2O neither:
-// their scores do. DBudgetKV's 1 % is that of its paper.
+// their scores do. DBudgetKV's 1 % is that of its paper. RDKV's window, pool and losses are its authors',
+// who give a prompt of whatever length the same bytes; an eighth is what they are compared at here.
 //
 // Quest's pages of 16, its least of three and the first two layers whole are its authors', ClusterKV's 16
 // sinks and two layers, too; both were published with 512 to 4096 tokens a step, of which a quarter
@@ -193,6 +195,16 @@ static const gpw_compressor_t table[] = {
                    .pool_tokens = 1,
                    .norm_drop_permille = 10},
         GPW_KEPT_PROMPT_FUNCTIONS,
+    },
+    {
+        .name = "rdkv",
+        .summary =
+            "RDKV: of the prompt 0 to 16 bits for each token's values and 0 to 8 for each of "
+            "the keys' channels, chosen by the attention of its last 32 tokens (8x); what "
+            "follows whole",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUANTIZES,
+        .params = {.codec = &gpw_codec_exact, .bits = 2, .window_tokens = 32, .pool_tokens = 5},
+        GPW_MIXED_FUNCTIONS,
     },
     {
         .name = "quest",

@@ -12,13 +12,14 @@
 //   GPW_KEPT_BLOCKS_FUNCTIONS  some tokens of each block, by any codec; shared        (kept_blocks.h)
 //   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are, with or without a reader; one
 //                              session's                                              (kept_prompt.h)
+//   GPW_MIXED_FUNCTIONS        of the prompt all in as many bits as it matters; one's  (mixed.h)
 //
 // A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
 // whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
 // session's tail (exact f16) is not the compressor's business: the engine attends to both and
 // merges the partials.
 //
-// A method that looks at the prompt's own queries (SnapKV) has `observe`: prefill calls it once a
+// A method that looks at the prompt's own queries (SnapKV, RDKV) has `observe`: prefill calls it once a
 // layer, before that layer is sealed. Its segments depend on more than the chain, so they are
 // private: without GPW_COMPRESSOR_QUERY_FREE nothing of a segment is shared between sessions or
 // stored.
@@ -56,16 +57,16 @@ struct gpw_compressor;
 // A part reads what it uses.
 typedef struct gpw_compressor_params {
     const struct gpw_selector *selector; // NULL: all tokens
-    const struct gpw_compressor *codec;  // kept_blocks, kept_prompt: how tokens that survive by
-                                         // blocks are held
+    const struct gpw_compressor *codec;  // kept_blocks, kept_prompt, mixed: how tokens that
+                                         // survive by blocks are held
     const struct gpw_reader *reader;     // indexed, kept_prompt: what a step reads; NULL: all
-    uint32_t bits;                       // KIVI, low bits: bits of one element
+    uint32_t bits;                       // of one element; mixed: in the mean
     uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 16
     uint32_t sink_tokens;   // first tokens that are always kept
     uint32_t window_tokens; // positions: newest sealed tokens that are kept; selectors that look at
                             // queries: the prompt's newest, at which they look
     uint32_t keep_percent;  // of each block's tokens, or of the prompt's sealed ones
-    uint32_t pool_tokens;   // window: odd; a score spreads to so many tokens around its own
+    uint32_t pool_tokens;   // window, rate: odd; a score spreads to so many tokens around its own
     uint32_t recent_percent; // cumulative: of what is kept, the newest tokens
     uint32_t layer_slope;    // budget of a layer over that of the last, about half; 0: all alike
     uint32_t head_floor_percent; // of its budget a head keeps in any case; 0: all of it

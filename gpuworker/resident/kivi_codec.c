@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // KIVI's codec: the layout of one block's codes, and packing.
-//
-// Scale and min are rounded to f16 before the codes are computed, so that the codes make up for
-// that rounding.
-#include <math.h>
 #include <string.h>
 
+#include "gpuworker/resident/affine.h"
 #include "gpuworker/resident/kivi.h"
-#include "kernels/f16.h"
-
-#define F16_MAX 65504.0f
 
 static uint32_t divide_up(uint32_t a, uint32_t b)
 {
@@ -50,30 +44,6 @@ static float levels_of(const gpw_codes_layout_t *l)
     return (float)((1u << l->bits) - 1);
 }
 
-// A group: its scale and min as they are stored, and what makes codes of values.
-typedef struct group {
-    krn_f16 stored_scale, stored_min;
-    float min, inverse; // inverse: 1 / scale, or 0
-} group_t;
-
-static group_t group_of(float low, float high, float levels)
-{
-    float scale = (high - low) / levels;
-    group_t g = {.stored_scale = krn_f16_from_float(scale < F16_MAX ? scale : F16_MAX),
-                 .stored_min = krn_f16_from_float(low)};
-    scale = krn_f16_to_float(g.stored_scale);
-    g.min = krn_f16_to_float(g.stored_min);
-    g.inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    return g;
-}
-
-static uint8_t code_of(float x, float min, float inverse, float levels)
-{
-    float code = (x - min) * inverse + 0.5f;
-    code = code > 0.0f ? code : 0.0f;
-    return (uint8_t)(int32_t)(code < levels ? code : levels);
-}
-
 // What a row of channels has in one token group.
 typedef struct channels {
     float low[KRN_HEAD_DIM_MAX], high[KRN_HEAD_DIM_MAX];
@@ -94,7 +64,7 @@ static void key_scales(const gpw_codes_layout_t *l, const float *k, uint32_t cou
         }
     }
     for (uint32_t i = 0; i < l->dim; i++) {
-        group_t g = group_of(c->low[i], c->high[i], levels_of(l));
+        gpw_affine_t g = gpw_affine_of(c->low[i], c->high[i], levels_of(l));
         scales[i] = g.stored_scale;
         scales[l->dim + i] = g.stored_min;
         c->min[i] = g.min;
@@ -134,7 +104,7 @@ static void pack_k(const gpw_codes_layout_t *l, const float *k, uint8_t *head)
         for (uint32_t j = 0; j < 16 && j < left; j++) {
             const float *x = k + (size_t)(t + j) * l->dim;
             for (uint32_t i = 0; i < l->dim; i++) {
-                codes[j * l->dim + i] = code_of(x[i], c.min[i], c.inverse[i], levels_of(l));
+                codes[j * l->dim + i] = gpw_affine_code(x[i], c.min[i], c.inverse[i], levels_of(l));
             }
         }
         pack_keys(l, codes, head);
@@ -154,11 +124,11 @@ static void value_codes(const gpw_codes_layout_t *l, const float *v, uint32_t t,
             low = v[i] < low ? v[i] : low;
             high = v[i] > high ? v[i] : high;
         }
-        group_t g = group_of(low, high, levels_of(l));
+        gpw_affine_t g = gpw_affine_of(low, high, levels_of(l));
         scales[0] = g.stored_scale;
         scales[l->tokens_padded] = g.stored_min;
         for (uint32_t i = c; i < end; i++) {
-            codes[i] = code_of(v[i], g.min, g.inverse, levels_of(l));
+            codes[i] = gpw_affine_code(v[i], g.min, g.inverse, levels_of(l));
         }
     }
 }

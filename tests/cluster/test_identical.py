@@ -29,7 +29,7 @@ import prompts  # noqa: E402
 
 SEED = int(os.environ.get("ASSAY_TEST_SEED", "1"))
 COMPRESSORS = ["kivi4", "kivi2", "streaming", "snapkv"]  # for each prompt, and one of these:
-OTHERS = ["turbo4", "turbo3", "knorm", "dbudgetkv", "adakv", "keydiff", "expected", "pyramidkv", "tova", "h2o-window",
+OTHERS = ["turbo4", "turbo3", "knorm", "dbudgetkv", "rdkv", "adakv", "keydiff", "expected", "pyramidkv", "tova", "h2o-window",
           "quest", "clusterkv", "specache", "rocketkv"]
 SWAPS, PUSHES = 0, 1  # the workers
 STORES = 3 if FULL else 2

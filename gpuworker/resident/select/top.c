@@ -20,6 +20,20 @@ void gpw_select_pool_max(const float *x, uint32_t count, uint32_t width, float *
     }
 }
 
+void gpw_select_pool_mean(const float *x, uint32_t count, uint32_t width, float *out)
+{
+    int64_t last = (int64_t)count - 1, reach = width / 2;
+    reach = reach < last ? reach : last;
+    for (int64_t i = 0; i <= last; i++) {
+        float sum = 0;
+        for (int64_t j = i - reach; j <= i + reach; j++) {
+            int64_t at = j < 0 ? -j : j;
+            sum += x[at > last ? 2 * last - at : at];
+        }
+        out[i] = sum / (float)(2 * reach + 1);
+    }
+}
+
 // A number whose order is that of the floats; -0 and +0 are equal.
 static uint32_t order_of(float x)
 {

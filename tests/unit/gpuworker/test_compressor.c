@@ -410,6 +410,7 @@ static const struct {
     {"turbo3", (3 + (2 * 16.0 + 16) / 128) / 16},
     {"streaming", 5.0 / 128}, // of the sinks a block, and four
     {"dbudgetkv", 1},         // at most
+    {"rdkv", 2.0 / 16},       // in the mean
     // All tokens as they are, and of a page or cluster of 16 two keys, or one; or codes.
     {"quest", 1 + 2 * 0.5 / 16},
     {"clusterkv", 1 + 0.5 / 16},
