@@ -171,11 +171,26 @@ static as_status_t check_choices(const gpw_request_params_t *p, const refusal_t 
     return AS_OK;
 }
 
-// Whether `name` is known; *compressor_p is NULL for "none".
-static bool find_compressor(const char *name, const gpw_compressor_t **compressor_p)
+// *compressor_p is NULL for "none".
+static as_status_t find_compressor(const gpw_worker_t *worker, const char *name,
+                                   const refusal_t *refusal, const gpw_compressor_t **compressor_p)
 {
-    *compressor_p = strcmp(name, "none") == 0 ? NULL : gpw_compressor_find(name);
-    return *compressor_p || strcmp(name, "none") == 0;
+    const gpw_compressor_t *found = gpw_compressor_find(name);
+    *compressor_p = found;
+    if (!found && strcmp(name, "none") != 0) {
+        return refuse(refusal, AS_ERR_INVALID, "compressor \"%s\" is not known: use %s", name,
+                      gpw_compressor_list());
+    }
+    if (found && found->flags & GPW_COMPRESSOR_CALIBRATED) {
+        if (!worker->calibrated) {
+            return refuse(refusal, AS_ERR_INVALID,
+                          "compressor \"%s\" needs a calibration of the model: start the worker "
+                          "with --calibration FILE, which `assay calibrate` makes",
+                          name);
+        }
+        *compressor_p = &worker->calibrated[found - gpw_compressors()];
+    }
+    return AS_OK;
 }
 
 static const char *numerics_id(const gpw_model_t *model)
@@ -226,9 +241,9 @@ static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t
 {
     const char *name = params->compressor ? params->compressor : worker->options.compressor;
     const gpw_compressor_t *compressor;
-    if (!find_compressor(name, &compressor)) {
-        return refuse(refusal, AS_ERR_INVALID, "compressor \"%s\" is not known: use %s", name,
-                      gpw_compressor_list());
+    as_status_t status = find_compressor(worker, name, refusal, &compressor);
+    if (status != AS_OK) {
+        return status;
     }
     gpw_request_t *request = as_mem_zalloc(1, sizeof(*request));
     if (!request) {
@@ -375,10 +390,17 @@ static as_status_t check_draft_model(const gpw_worker_options_t *o)
     return as_shape_check(&shape);
 }
 
+// Whether the default can be what a request asks for.
+static bool is_usable(const gpw_worker_options_t *o)
+{
+    const gpw_compressor_t *compressor = gpw_compressor_find(o->compressor);
+    return compressor ? o->calibration || !(compressor->flags & GPW_COMPRESSOR_CALIBRATED)
+                      : strcmp(o->compressor, "none") == 0;
+}
+
 static as_status_t check_options(gpw_worker_options_t *o)
 {
     const gpw_model_t *model = o->model;
-    const gpw_compressor_t *compressor;
     uint32_t limit = model->rope.position_count < model->context_max ? model->rope.position_count
                                                                      : model->context_max;
     o->context_max = o->context_max && o->context_max < limit ? o->context_max : limit;
@@ -389,7 +411,7 @@ static as_status_t check_options(gpw_worker_options_t *o)
                   o->batch_rows <= GPW_FORWARD_STEP_ROWS && o->swap_ring_layers > 0 &&
                   o->block_tokens > 0 && o->block_tokens <= AS_BLOCK_TOKENS_MAX &&
                   o->context_max > 1;
-    if (!counts || !o->compressor || !find_compressor(o->compressor, &compressor)) {
+    if (!counts || !o->compressor || !is_usable(o)) {
         AS_ERROR("worker",
                  "options out of range: sessions %u queue %u horizon %u lookup %u batch %u ring %u "
                  "block %u "
@@ -400,6 +422,11 @@ static as_status_t check_options(gpw_worker_options_t *o)
     }
     as_shape_t shape = gpw_model_shape(model, o->block_tokens);
     as_status_t status = as_shape_check(&shape);
+    if (status == AS_OK && o->calibration &&
+        !gpw_calibration_fits(o->calibration, &model->fingerprint, &shape)) {
+        AS_ERROR("worker", "the calibration is of another model");
+        status = AS_ERR_CONFIG;
+    }
     return status == AS_OK && o->draft_model ? check_draft_model(o) : status;
 }
 
@@ -423,6 +450,26 @@ static as_status_t join_cluster(gpw_worker_t *worker)
     return gpw_cluster_alloc(&options, &worker->cluster);
 }
 
+// Rows of the table are the same for all workers: those that need a calibration get it in a copy.
+static as_status_t take_calibration(gpw_worker_t *worker, const gpw_calibration_t *calibration)
+{
+    const gpw_compressor_t *table = gpw_compressors();
+    size_t count = 0;
+    while (table[count].name) {
+        count++;
+    }
+    worker->calibrated = as_mem_zalloc(count, sizeof(*worker->calibrated));
+    if (!worker->calibrated) {
+        return AS_ERR_NO_MEMORY;
+    }
+    worker->calibration = *calibration;
+    for (size_t i = 0; i < count; i++) {
+        worker->calibrated[i] = table[i];
+        worker->calibrated[i].params.calibration = &worker->calibration;
+    }
+    return AS_OK;
+}
+
 as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t **worker_p)
 {
     gpw_worker_options_t checked = *options;
@@ -438,6 +485,9 @@ as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t *
     worker->active_max = checked.sessions_max + checked.queue_max;
     worker->active = as_mem_zalloc(worker->active_max, sizeof(*worker->active));
     status = worker->active ? AS_OK : AS_ERR_NO_MEMORY;
+    if (status == AS_OK && checked.calibration) {
+        status = take_calibration(worker, checked.calibration);
+    }
     if (status == AS_OK && checked.scheduler) {
         status = join_cluster(worker);
     }
@@ -487,13 +537,14 @@ void gpw_worker_free(gpw_worker_t *worker)
     gpw_engine_free(worker->engine);
     gpw_link_free(worker->link);
     gpw_cluster_free(worker->cluster);
+    as_mem_free(worker->calibrated);
     as_mem_free(worker->active);
     as_mem_free(worker);
 }
 
-const char *const *gpw_worker_compressors(void)
+const char *const *gpw_worker_compressors(bool calibrated)
 {
-    return gpw_compressor_names();
+    return gpw_compressor_names(calibrated);
 }
 
 bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p)

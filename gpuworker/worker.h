@@ -116,6 +116,8 @@ typedef struct gpw_worker_options {
     uint32_t sessions_max;  // requests that hold a cache at once; more wait
     uint32_t queue_max;     // requests that wait; more are AS_ERR_BUSY
     const char *compressor; // default
+    // Of this model, for compressors that need one (copied); NULL: these are refused.
+    const struct gpw_calibration *calibration;
     uint32_t horizon;       // longest draft of requests that fix none; 0: plain decoding
     uint32_t prompt_lookup; // default
     // A smaller model of the same vocabulary (gpw_draft_model_fits) that proposes where prompt lookup has
@@ -174,9 +176,9 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 // blocks that it computed are stored.
 void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id);
 
-// Names of the compressors, in table order, then "none": full cache resident, no drafting.
-// NULL-terminated.
-const char *const *gpw_worker_compressors(void);
+// Names of the compressors, in table order, then "none": full cache resident, no drafting; with
+// those that need a calibration or without. NULL-terminated.
+const char *const *gpw_worker_compressors(bool calibrated);
 // "off", "on" or "auto". False: none of them.
 bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p);
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker);

@@ -4,12 +4,15 @@
 #define GPW_WORKER_INTERNAL_H
 
 #include "gpuworker/engine.h"
+#include "gpuworker/resident/calibration.h"
 
 struct gpw_worker {
     gpw_worker_options_t options;
     gpw_engine_t *engine;
     gpw_link_t *link;
     gpw_cluster_t *cluster;
+    gpw_calibration_t calibration;
+    gpw_compressor_t *calibrated; // the table with it in; NULL: there is none
     // io
     gpw_request_t **active; // [active_max]: requests whose on_finish has not been called
     uint32_t active_max, active_count;

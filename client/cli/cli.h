@@ -46,6 +46,7 @@ int cli_put(int argc, char **argv);
 int cli_get(int argc, char **argv);
 int cli_bench(int argc, char **argv);
 int cli_top(int argc, char **argv);
+int cli_calibrate(int argc, char **argv);
 int cli_ruler(int argc, char **argv);
 
 // "assay: <message>\n" to stderr.
@@ -279,12 +280,16 @@ typedef struct cli_cluster_options {
     const char *model;
     int64_t stores, workers, ram_bytes, port, threads, context, horizon;
     const char *compressor, *log_level, *run_dir;
-    const char *full_cache, *draft_model; // as the worker's options; NULL: its default
+    const char *full_cache, *draft_model,
+        *calibration; // as the worker's options; NULL: its default
     // Handed through where given; 0 and NULL leave it to the daemons.
     int64_t replicas, disk_bytes, sessions, queue, device_bytes;
     const char *disk, *cluster_key, *token, *quota_file, *encrypt_key_file;
     double start_seconds; // limit of the start
 } cli_cluster_options_t;
+
+// The folder of this program, where the daemons are too. False: a message was printed.
+bool cli_own_folder(char path[CLI_PATH_BYTES]);
 
 // Starts scheduler, stores and workers and waits until all are ready. False: a message was printed,
 // nothing is left.
@@ -295,5 +300,10 @@ bool cli_cluster_stop(cli_cluster_t *cluster);
 uint32_t cli_cluster_reap(cli_cluster_t *cluster, const char *run_dir);
 // Removes the logs, and the run directory where nothing else is in it.
 void cli_cluster_forget(const cli_cluster_t *cluster, const char *run_dir);
+
+// ---- demo.c
+
+// The text that comes with Assay, unless another one is given. False: a message was printed.
+bool cli_find_text(const char *given, char path[CLI_PATH_BYTES]);
 
 #endif

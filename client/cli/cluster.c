@@ -88,7 +88,7 @@ static void add_common(arguments_t *arguments, const cli_cluster_options_t *opti
 
 // ---- Start one
 
-static bool own_folder(char path[CLI_PATH_BYTES])
+bool cli_own_folder(char path[CLI_PATH_BYTES])
 {
     ssize_t length = readlink("/proc/self/exe", path, CLI_PATH_BYTES - 64);
     if (length <= 0) {
@@ -134,7 +134,7 @@ static bool fork_child(cli_node_t *node, const arguments_t *arguments, const cha
 {
     char folder[CLI_PATH_BYTES], binary[CLI_PATH_BYTES + 128], log[CLI_PATH_BYTES + 64];
     int pipe_fds[2];
-    if (!own_folder(folder)) {
+    if (!cli_own_folder(folder)) {
         return false;
     }
     if (arguments->failed || pipe2(pipe_fds, O_CLOEXEC) != 0) {
@@ -335,6 +335,7 @@ static bool start_worker(const cli_cluster_options_t *options, cli_cluster_t *cl
     add_text(&arguments, "compressor", options->compressor);
     add_text(&arguments, "full-cache", options->full_cache);
     add_text(&arguments, "draft-model", options->draft_model);
+    add_text(&arguments, "calibration", options->calibration);
     add_text(&arguments, "token", options->token);
     add_text(&arguments, "encrypt-key-file", options->encrypt_key_file);
     add_number(&arguments, "device-memory", options->device_bytes);

@@ -107,11 +107,11 @@ static bool check_texts(const demo_t *demo)
 
 // The text: as given, or beside the installed program, or in the source tree that this was built
 // from.
-static bool find_text(char path[CLI_PATH_BYTES])
+bool cli_find_text(const char *given, char path[CLI_PATH_BYTES])
 {
     char own[CLI_PATH_BYTES];
-    if (text_file) {
-        snprintf(path, CLI_PATH_BYTES, "%s", text_file);
+    if (given) {
+        snprintf(path, CLI_PATH_BYTES, "%s", given);
         return true;
     }
     ssize_t length = readlink("/proc/self/exe", own, sizeof(own) - 64);
@@ -136,7 +136,7 @@ static bool make_prompts(demo_t *demo)
 {
     char path[CLI_PATH_BYTES];
     cli_text_t text;
-    if (!find_text(path) || !cli_read_file(path, &text)) {
+    if (!cli_find_text(text_file, path) || !cli_read_file(path, &text)) {
         return false;
     }
     bool made = true;

@@ -27,6 +27,7 @@ static const cli_command_t commands[] = {
     {"token", "make keys of a cluster, and tokens for its tenants", cli_token},
     {"verify", "compare decoding with verification against the full cache, bit for bit",
      cli_verify},
+    {"calibrate", "find out which layers of a model may share their cache", cli_calibrate},
     {"ruler", "generate long-context tasks whose answers are known, and score a worker", cli_ruler},
     {"demo", "start a cluster, share a long prefix between two workers, and show the figures",
      cli_demo},

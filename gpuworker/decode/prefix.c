@@ -45,6 +45,7 @@ static as_status_t fetch_sealed(gpw_request_t *request, const as_shape_t *shape)
         return AS_ERR_BUSY;
     }
     uint32_t slots = gpw_swap_ring_slots(engine);
+    slots = slots < shape->layers ? slots : shape->layers;
     size_t stride = count * as_extent_bytes(shape);
     as_status_t status = gpw_stream_open(request, slots * stride);
     if (status != AS_OK) {
@@ -136,7 +137,7 @@ gpw_turn_t gpw_prefix_seal_turn(gpw_request_t *request)
         }
         return status == AS_ERR_BUSY ? GPW_TURN_WAIT : gpw_request_restart(request);
     }
-    uint32_t layers = request->blocks.shape.layers, hole = 0;
+    uint32_t layers = swap->stream->layers, hole = 0;
     while (swap->released < layers) {
         switch (gpw_swap_layer(request, swap->released, &hole)) {
         case GPW_SWAP_READY:

@@ -139,7 +139,7 @@ static bool makes_way(const gpw_stream_t *stream)
         return engine->options.overlap || stream->pushed;
     }
     const gpw_transfer_news_t *news = gpw_transfer_news(stream->transfer);
-    bool is_asked_for = news->layers + stream->layer_slots > engine->shape.layers;
+    bool is_asked_for = news->layers + stream->layer_slots > stream->layers;
     bool is_overdue = as_loop_now_us(engine->loop) >= stream->overdue_us;
     return is_overdue || (is_asked_for && engine->options.overlap);
 }
@@ -279,7 +279,7 @@ static void on_news(void *ctx, gpw_transfer_t *transfer)
                           stream->block_count * as_block_bytes(&engine->shape),
                           as_loop_now_us(engine->loop));
     }
-    if (news->done || (!stream->pushed && news->layers == engine->shape.layers)) {
+    if (news->done || (!stream->pushed && news->layers == stream->layers)) {
         end_moving(stream);
     }
     for (gpw_request_t *r = stream->readers; r; r = r->swap.next_reader) {
@@ -336,6 +336,7 @@ as_status_t gpw_stream_begin(gpw_request_t *request, const gpw_stream_range_t *r
     stream->first_block = range->first;
     stream->block_count = range->count;
     stream->extent_bytes = as_extent_bytes(&params.shape);
+    stream->layers = params.shape.layers;
     stream->sealed = range->sealed != NULL;
     stream->prefix = request->step == GPW_STEP_FETCH || request->step == GPW_STEP_SEAL;
     stream->pushed = params.kind == GPW_TRANSFER_ATTEND;

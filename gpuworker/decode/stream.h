@@ -36,6 +36,7 @@ typedef struct gpw_stream {
     size_t layer_stride;
     uint32_t layer_slots;
     size_t extent_bytes;
+    uint32_t layers;   // of what it brings: a sealed form may have fewer than the model
     uint32_t released; // layers, by all readers
     bool prefix;       // counted as fetched, not as swapped
     bool sealed;       // brings sealed blocks (resident/stored.h), which no pass reads

@@ -119,8 +119,7 @@ as_status_t gpw_swap_start(gpw_request_t *request, uint32_t first, uint32_t coun
 
 static bool has_arrived(const gpw_stream_t *stream, uint32_t layer)
 {
-    const gpw_engine_t *engine = stream->engine;
-    uint32_t wanted = engine->options.overlap ? layer + 1 : engine->shape.layers;
+    uint32_t wanted = stream->engine->options.overlap ? layer + 1 : stream->layers;
     return gpw_transfer_news(stream->transfer)->layers >= wanted;
 }
 

@@ -191,6 +191,12 @@ uint32_t gpw_forward_next_layer(const gpw_forward_t *forward)
     return forward->next_layer;
 }
 
+const float *gpw_forward_stream(const gpw_forward_t *forward, uint32_t row)
+{
+    AS_ASSERT(row < forward->rows);
+    return forward->stream + (size_t)row * forward->workspace->model->embed;
+}
+
 uint32_t gpw_forward_next_row(const gpw_forward_t *forward)
 {
     return forward->next_row;

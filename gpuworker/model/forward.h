@@ -57,6 +57,9 @@ uint32_t gpw_forward_next_layer(const gpw_forward_t *forward); // == model->laye
 uint32_t gpw_forward_next_row(const gpw_forward_t *forward);   // of that layer
 uint32_t gpw_forward_rows_left(const gpw_forward_t *forward);  // of that layer, from next_row on
 
+// The residual stream of one of its rows, [embed]; behind the layers that are done.
+const float *gpw_forward_stream(const gpw_forward_t *forward, uint32_t row);
+
 // One step: the parts are of different forwards, all at the same layer, of rows_max rows in all at
 // most.
 void gpw_forward_step(gpw_workspace_t *workspace, const gpw_forward_part_t *parts, uint32_t count,

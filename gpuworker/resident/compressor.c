@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/assert.h"
+#include "gpuworker/resident/aliased.h"
 #include "gpuworker/resident/exact.h"
 #include "gpuworker/resident/indexed.h"
 #include "gpuworker/resident/kept_blocks.h"
@@ -39,14 +40,16 @@
 // tokens, the larger of its authors' usual budgets: 30 % stay, pages of 3, 64 % of channels, 256 of
 // 2419 tokens, which is a fifth of what is held. A quarter of 8192 as budget would keep 64 %, and with
 // pages of 2 as many bytes again as half of it: no less than the full cache.
+enum { KIVI4 }; // places in the table
 static const gpw_compressor_t table[] = {
-    {
-        .name = "kivi4",
-        .summary = "KIVI, 4 bit: keys by channel, values by token, groups of 32 (3.2x)",
-        .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
-        .params = {.bits = 4, .group = 32},
-        GPW_KIVI_FUNCTIONS,
-    },
+    [KIVI4] =
+        {
+            .name = "kivi4",
+            .summary = "KIVI, 4 bit: keys by channel, values by token, groups of 32 (3.2x)",
+            .flags = GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE,
+            .params = {.bits = 4, .group = 32},
+            GPW_KIVI_FUNCTIONS,
+        },
     {
         .name = "kivi2",
         .summary = "KIVI, 2 bit: keys by channel, values by token, groups of 32 (5.3x)",
@@ -259,26 +262,39 @@ static const gpw_compressor_t table[] = {
                    .channel_percent = 64},
         GPW_KEPT_PROMPT_FUNCTIONS,
     },
+    {
+        .name = "kvsharer",
+        .summary =
+            "KVSharer: some layers attend to what other layers hold, by a calibration of the "
+            "model (`assay calibrate`); the others as kivi4",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUANTIZES | GPW_COMPRESSOR_QUERY_FREE |
+                 GPW_COMPRESSOR_CALIBRATED,
+        .params = {.codec = &table[KIVI4]},
+        GPW_ALIASED_FUNCTIONS,
+    },
     {.name = NULL},
 };
 
 #define NAME_COUNT     (sizeof(table) / sizeof(table[0])) // "none" for the last row
 #define LIST_BYTES_MAX 1024
 
-static const char *names[NAME_COUNT + 1];
+static const char *names[2][NAME_COUNT + 1]; // without those that need a calibration; all
 static char list[LIST_BYTES_MAX];
 
 static void make_names(void)
 {
-    size_t written = 0;
+    size_t written = 0, usable = 0;
     for (size_t i = 0; i < NAME_COUNT; i++) {
         bool last = i + 1 == NAME_COUNT;
-        names[i] = last ? "none" : table[i].name;
+        names[1][i] = last ? "none" : table[i].name;
+        if (!(table[i].flags & GPW_COMPRESSOR_CALIBRATED)) {
+            names[0][usable++] = names[1][i];
+        }
         written += (size_t)snprintf(list + written, sizeof(list) - written, "%s%s",
                                     i == 0 ? ""
                                     : last ? " or "
                                            : ", ",
-                                    names[i]);
+                                    names[1][i]);
         AS_ASSERT(written < sizeof(list));
     }
 }
@@ -289,10 +305,10 @@ static void make_names_once(void)
     pthread_once(&once, make_names);
 }
 
-const char *const *gpw_compressor_names(void)
+const char *const *gpw_compressor_names(bool calibrated)
 {
     make_names_once();
-    return names;
+    return names[calibrated];
 }
 
 const char *gpw_compressor_list(void)

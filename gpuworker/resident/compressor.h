@@ -13,6 +13,7 @@
 //   GPW_KEPT_PROMPT_FUNCTIONS  some tokens of the prompt, as they are, with or without a reader; one
 //                              session's                                              (kept_prompt.h)
 //   GPW_MIXED_FUNCTIONS        of the prompt all in as many bits as it matters; one's  (mixed.h)
+//   GPW_ALIASED_FUNCTIONS      of some layers all tokens, by a codec; others use these (aliased.h)
 //
 // A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
 // whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
@@ -43,13 +44,15 @@ enum {
     GPW_COMPRESSOR_QUANTIZES = 2u, // held tokens are not exact
     GPW_COMPRESSOR_QUERY_FREE =
         4u, // the segment depends on keys and values only: sessions may share it
-    GPW_COMPRESSOR_DATA_SIZED = 8u, // a prompt's segment may be smaller than bytes_max
+    GPW_COMPRESSOR_DATA_SIZED = 8u,  // a prompt's segment may be smaller than bytes_max
+    GPW_COMPRESSOR_CALIBRATED = 16u, // opens only where params.calibration is of the model
 };
 
 #define GPW_OBSERVED_ROWS_MAX 32u // queries of a prompt that a method may look at
 
 #define GPW_SEGMENT_WAVE_RUNS 16u // runs of blocks whose partials are held at once while attending
 
+struct gpw_calibration;
 struct gpw_selector;
 struct gpw_reader;
 struct gpw_compressor;
@@ -58,7 +61,7 @@ struct gpw_compressor;
 typedef struct gpw_compressor_params {
     const struct gpw_selector *selector; // NULL: all tokens
     const struct gpw_compressor *codec;  // kept_blocks, kept_prompt, mixed: how tokens that
-                                         // survive by blocks are held
+                                         // survive by blocks are held; aliased: how layers are
     const struct gpw_reader *reader;     // indexed, kept_prompt: what a step reads; NULL: all
     uint32_t bits;                       // of one element; mixed: in the mean
     uint32_t group;         // KIVI: tokens (K) or channels (V) that share a scale; a multiple of 16
@@ -77,6 +80,7 @@ typedef struct gpw_compressor_params {
     uint32_t whole_layers;    // the first ones, in which all tokens are read
     uint32_t page_tokens;     // of a page; clusters: of one in the mean
     uint32_t channel_percent; // two-dimensional: channels that pages are estimated by
+    const struct gpw_calibration *calibration; // aliased: which layers share; NULL in the table
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
@@ -155,10 +159,10 @@ typedef struct gpw_compressor {
 const gpw_compressor_t *gpw_compressors(void);
 // NULL when there is none of this name.
 const gpw_compressor_t *gpw_compressor_find(const char *name);
-// What a request may ask for: the names of the table in its order, then "none" (the full cache, no
-// drafting); NULL-terminated.
-const char *const *gpw_compressor_names(void);
-// The same for people: "a, b or none".
+// What a request may ask for: the names of the table in its order, with those that need a calibration
+// or without, then "none" (the full cache, no drafting); NULL-terminated.
+const char *const *gpw_compressor_names(bool calibrated);
+// All of them for people: "a, b or none".
 const char *gpw_compressor_list(void);
 
 size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows);

@@ -2,7 +2,8 @@
 // Sealed blocks as stores keep them.
 //
 // What is hashed: "assay-sealed", then as little-endian u32 the form's version, the length of the method's
-// name, its six parameters; then the name; then the 32 bytes of the key.
+// name, its six parameters; then the name; then the 32 bytes of the key, and of the calibration's id where
+// the method has one.
 #include "gpuworker/resident/stored.h"
 
 #include <string.h>
@@ -11,6 +12,7 @@
 
 #include "common/assert.h"
 #include "common/mem.h"
+#include "gpuworker/resident/calibration.h"
 
 #define FORM_VERSION 1u  // of the bytes of slots: another when a method's layout changes
 #define DIM          16u // of the stored shape: the least there is
@@ -31,10 +33,12 @@ bool gpw_stored_shape(const gpw_compressor_t *compressor, const as_shape_t *shap
         return false;
     }
     gpw_segment_options_t options = options_of(compressor, shape);
+    const gpw_calibration_t *calibration = compressor->params.calibration;
+    uint32_t layers = calibration ? gpw_calibration_held(calibration) : shape->layers;
     uint64_t layer =
-        (compressor->bytes_max(&options, 1) - compressor->bytes_max(&options, 0)) / shape->layers;
+        (compressor->bytes_max(&options, 1) - compressor->bytes_max(&options, 0)) / layers;
     as_shape_t stored = {
-        .layers = shape->layers, .head_dim = DIM, .block_tokens = 1, .element = AS_ELEMENT_F16};
+        .layers = layers, .head_dim = DIM, .block_tokens = 1, .element = AS_ELEMENT_F16};
     if (layer >= as_extent_bytes(shape)) {
         return false; // the full block is the smaller one
     }
@@ -64,7 +68,7 @@ void gpw_stored_key(const gpw_compressor_t *compressor, const as_key_t *key, as_
                                 p->bits,         p->group,
                                 p->sink_tokens,  p->window_tokens,
                                 p->keep_percent, p->pool_tokens};
-    uint8_t bytes[sizeof(domain) + sizeof(numbers) + NAME_MAX + sizeof(*key)];
+    uint8_t bytes[sizeof(domain) + sizeof(numbers) + NAME_MAX + 2 * sizeof(*key)];
     uint8_t *to = bytes;
     AS_ASSERT(numbers[1] <= NAME_MAX);
     memcpy(to, domain, sizeof(domain));
@@ -76,6 +80,10 @@ void gpw_stored_key(const gpw_compressor_t *compressor, const as_key_t *key, as_
     to += numbers[1];
     memcpy(to, key->bytes, sizeof(key->bytes));
     to += sizeof(key->bytes);
+    if (p->calibration) {
+        memcpy(to, p->calibration->id.bytes, sizeof(p->calibration->id.bytes));
+        to += sizeof(p->calibration->id.bytes);
+    }
     SHA256(bytes, (size_t)(to - bytes), stored_p->bytes);
 }
 

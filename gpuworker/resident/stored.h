@@ -5,7 +5,8 @@
 // GPW_COMPRESSOR_QUERY_FREE) and are smaller than the full ones: the bytes of a slot, layer by layer, as a
 // block of a shape and under a key of its own, so a store, a client and their checksums know nothing of it.
 // The key is SHA-256 over the full block's key and all that decides the bytes: the method's name and
-// parameters, and the version of the form. So nothing else is ever found under it. What comes from there is
+// parameters, the version of the form, and where there is one the calibration's id. So nothing else is ever
+// found under it. Where layers share, a stored block has those that are held. What comes from there is
 // drafted on only: an error in it could cost drafts, never a token.
 #ifndef GPW_STORED_H
 #define GPW_STORED_H

@@ -21,6 +21,7 @@
 #include "common/log.h"
 #include "common/mem.h"
 #include "gpuworker/decode/draft_model.h"
+#include "gpuworker/resident/calibration.h"
 #include "gpuworker/serve/serve.h"
 #include "gpuworker/serve/text.h"
 #include "proto/scheduler.pb-c.h"
@@ -33,6 +34,7 @@
 typedef struct daemon {
     const gpw_daemon_config_t *config;
     gpw_model_t *model, *draft_model;
+    gpw_calibration_t calibration;
     char model_name[128];
     as_loop_t *io, *engine;
     assay_client_t *client;
@@ -98,10 +100,41 @@ static as_status_t load_draft_model(daemon_t *daemon)
     return status;
 }
 
+// Before the model is loaded, which takes longer.
+static as_status_t read_calibration(daemon_t *daemon)
+{
+    const char *path = daemon->config->calibration;
+    char why[GPW_CALIBRATION_WHY_BYTES];
+    as_status_t status = gpw_calibration_read(path, &daemon->calibration, why);
+    if (status != AS_OK) {
+        fprintf(stderr, "assay-gpuworker: --calibration %s %s\n", path, why);
+    }
+    return status;
+}
+
+static as_status_t check_calibration(const daemon_t *daemon)
+{
+    as_shape_t shape = gpw_model_shape(daemon->model, (uint32_t)daemon->config->block_tokens);
+    if (gpw_calibration_fits(&daemon->calibration, &daemon->model->fingerprint, &shape)) {
+        return AS_OK;
+    }
+    fprintf(stderr,
+            "assay-gpuworker: --calibration %s is of another model: make one of this by `assay "
+            "calibrate --model %s --output FILE`\n",
+            daemon->config->calibration, daemon->config->model);
+    return AS_ERR_CONFIG;
+}
+
 static as_status_t load_models(daemon_t *daemon)
 {
     const gpw_daemon_config_t *config = daemon->config;
-    as_status_t status = load(daemon, "--model", config->model, config->context, &daemon->model);
+    as_status_t status = config->calibration ? read_calibration(daemon) : AS_OK;
+    if (status == AS_OK) {
+        status = load(daemon, "--model", config->model, config->context, &daemon->model);
+    }
+    if (status == AS_OK && config->calibration) {
+        status = check_calibration(daemon);
+    }
     return status == AS_OK && config->draft_model ? load_draft_model(daemon) : status;
 }
 
@@ -177,6 +210,7 @@ static as_status_t make_worker(daemon_t *daemon, const char *http_address)
     options.batch_rows = (uint32_t)config->batch_rows;
     options.queue_max = (uint32_t)config->queue;
     options.compressor = config->compressor;
+    options.calibration = config->calibration ? &daemon->calibration : NULL;
     options.horizon = (uint32_t)config->horizon;
     options.prompt_lookup = (uint32_t)config->prompt_lookup;
     options.draft_model = daemon->draft_model;
@@ -254,6 +288,7 @@ static as_status_t make_face(daemon_t *daemon)
         .connections_max = (uint32_t)daemon->config->connections,
         .receive_seconds = (uint32_t)(daemon->config->receive_deadline_us / 1000000),
         .sessions_max = (uint32_t)daemon->config->sessions,
+        .calibrated = daemon->config->calibration != NULL,
     };
     as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
     if (status != AS_OK) {

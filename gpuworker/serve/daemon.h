@@ -18,6 +18,7 @@ typedef struct gpw_daemon_config {
     const char *name;               // of this worker, for people
     const char *cluster_id;         // "": any
     const char *compressor;
+    const char *calibration; // file; NULL: none
     const char *weights;     // "f16" or "f32"
     const char *draft_model; // file; NULL: none
     int64_t draft_tokens, draft_window;

@@ -54,6 +54,8 @@ static const as_option_t table[] = {
     {.name = "compressor", .type = AS_OPTION_STRING, .value = &config.compressor,
      .fallback = "kivi4", .metavar = "NAME",
      .help = compressor_help},
+    {.name = "calibration", .type = AS_OPTION_STRING, .value = &config.calibration, .metavar = "FILE",
+     .help = "what `assay calibrate` found out of the model, for compressors that need it"},
     {.name = "horizon", .type = AS_OPTION_INT, .value = &config.horizon,
      .fallback = "64", .metavar = "TOKENS",
      .help = "most drafted tokens before a verification, up to which each session chooses; 0: plain "
@@ -173,6 +175,12 @@ static bool is_on_or_off(const char *value)
     return strcmp(value, "on") == 0 || strcmp(value, "off") == 0;
 }
 
+static bool needs_calibration(const char *compressor)
+{
+    const gpw_compressor_t *found = gpw_compressor_find(compressor);
+    return found && found->flags & GPW_COMPRESSOR_CALIBRATED;
+}
+
 // Checks what the table cannot. Returns an exit code.
 static int check(void)
 {
@@ -197,6 +205,13 @@ static int check(void)
     }
     if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
         return refuse("compressor", config.compressor, gpw_compressor_list());
+    }
+    if (!config.calibration && needs_calibration(config.compressor)) {
+        fprintf(stderr,
+                "assay-gpuworker: --compressor=%s needs --calibration FILE: `assay calibrate "
+                "--model %s --output FILE` makes it\n",
+                config.compressor, config.model);
+        return 2;
     }
     if (!is_utf8("name", config.name) || !is_utf8("model-name", config.model_name)) {
         return 2;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "../unit/gpuworker/calibration_fixture.h"
 #include "common/assert.h"
 #include "common/mem.h"
 #include "proto/scheduler.pb-c.h"
@@ -142,6 +143,8 @@ static void worker_start(world_t *world, uint32_t index)
     world_worker_t *worker = &world->workers[index];
     assay_client_options_t client;
     gpw_worker_options_t options;
+    as_shape_t shape = gpw_model_shape(world->options.model, world->options.block_tokens);
+    gpw_calibration_t calibration = calibration_of(&world->options.model->fingerprint, &shape);
     host_open(world, &worker->host, "worker", index);
     assay_client_options_init(&client);
     client.loop = world->loop;
@@ -153,6 +156,7 @@ static void worker_start(world_t *world, uint32_t index)
     must(assay_client_alloc(&client, &worker->client));
     gpw_worker_options_init(&options);
     options.model = world->options.model;
+    options.calibration = &calibration;
     options.ops = krn_cpu();
     options.threads = 1;
     options.block_tokens = world->options.block_tokens;

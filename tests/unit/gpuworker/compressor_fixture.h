@@ -13,6 +13,7 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "calibration_fixture.h"
 #include "common/mem.h"
 #include "gpuworker/resident/compressor.h"
 #include "gpuworker/resident/pages.h"
@@ -144,6 +145,23 @@ static inline double attention_error(const sample_t *s, const held_t *held, uint
     }
     free(weights);
     return worst / largest;
+}
+
+// The table for segments of a shape: rows that need a calibration have one of it. Until the next call.
+static inline const gpw_compressor_t *compressors_for(const as_shape_t *shape)
+{
+    static gpw_compressor_t rows[64];
+    static gpw_calibration_t calibration;
+    const gpw_compressor_t *table = gpw_compressors();
+    calibration = calibration_of(&(as_key_t){{7}}, shape);
+    for (uint32_t i = 0; i == 0 || table[i - 1].name; i++) {
+        assert_true(i < 64);
+        rows[i] = table[i];
+        if (rows[i].flags & GPW_COMPRESSOR_CALIBRATED) {
+            rows[i].params.calibration = &calibration;
+        }
+    }
+    return rows;
 }
 
 static inline gpw_segment_options_t options_for(const sample_t *s,

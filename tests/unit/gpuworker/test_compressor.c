@@ -333,7 +333,7 @@ static void an_empty_segment_yields_an_empty_partial(void **state)
 {
     (void)state;
     sample_t s = sample_make(shapes[1], 2, 1);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&s.shape); c->name; c++) {
         gpw_segment_options_t options = options_for(&s, &c->params);
         gpw_segment_t *segment;
         assert_int_equal(c->open(&options, &segment), AS_OK);
@@ -349,7 +349,7 @@ static void threads_and_rows_do_not_change_a_bit(void **state)
 {
     (void)state;
     sample_t s = sample_make(shapes[1], 40, 3);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&s.shape); c->name; c++) {
         gpw_segment_t *segment = seal_all(&s, c, &c->params);
         attended_t one = attend(&s, c, segment, 1, 1);
         attended_t four = attend(&s, c, segment, 1, 4);
@@ -375,7 +375,7 @@ static void bytes_are_those_that_are_allocated(void **state)
     skip(); // the sanitizers' allocators do not answer mallinfo2
 #endif
     sample_t s = sample_make(shapes[1], 20, 1);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&s.shape); c->name; c++) {
         struct mallinfo2 before = mallinfo2();
         gpw_segment_t *segment = seal_all(&s, c, &c->params);
         struct mallinfo2 after = mallinfo2();
@@ -417,6 +417,7 @@ static const struct {
     {"specache", 1 + (2 + 2 * 16.0 / 64) / 16},
     // Two keys of a page of three, and a position.
     {"rocketkv", 0.3 * (1 + 2 * 0.5 / 3 + 4.0 / 256)},
+    {"kvsharer", (4 + 2 * 16.0 / 32) / 16 / 2}, // every other layer, as kivi4
 };
 
 static double share_of(const gpw_compressor_t *c)
@@ -434,7 +435,7 @@ static void bytes_of_a_long_prompt_are_those_of_the_formula(void **state)
     (void)state;
     const as_shape_t shape = {30, 9, 3, 64, 64, AS_ELEMENT_F16};
     const uint32_t blocks = 128;
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&shape); c->name; c++) {
         gpw_segment_options_t options = {
             .params = &c->params, .shape = shape, .blocks_max = blocks, .prompt_blocks = blocks};
         double full = (double)as_block_bytes(&shape) * blocks;
@@ -467,7 +468,7 @@ static void shapes_that_do_not_fit_are_refused(void **state)
         gpw_segment_t *segment;
         assert_int_equal(kivi->open(&options, &segment), AS_ERR_UNSUPPORTED);
     }
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&s.shape); c->name; c++) {
         gpw_segment_options_t options = options_for(&s, &c->params);
         options.shape.element = AS_ELEMENT_F32;
         gpw_segment_t *segment;
@@ -481,7 +482,7 @@ static void every_failed_allocation_is_survived(void **state)
 {
     (void)state;
     sample_t s = sample_make(shapes[0], 6, 1);
-    for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
+    for (const gpw_compressor_t *c = compressors_for(&s.shape); c->name; c++) {
         bool complete = false;
         for (uint64_t n = 1; !complete; n++) {
             gpw_segment_options_t options = options_for(&s, &c->params);
@@ -503,16 +504,20 @@ static void every_failed_allocation_is_survived(void **state)
 static void the_names_are_those_of_the_table_and_none(void **state)
 {
     (void)state;
-    const char *const *names = gpw_compressor_names();
+    const char *const *all = gpw_compressor_names(true), *const *usable =
+                                                             gpw_compressor_names(false);
     const char *list = gpw_compressor_list();
-    uint32_t count = 0;
     for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
-        assert_string_equal(names[count++], c->name);
+        assert_string_equal(*all++, c->name);
         assert_ptr_equal(gpw_compressor_find(c->name), c);
         assert_non_null(strstr(list, c->name));
+        if (!(c->flags & GPW_COMPRESSOR_CALIBRATED)) {
+            assert_string_equal(*usable++, c->name);
+        }
     }
-    assert_string_equal(names[count], "none");
-    assert_null(names[count + 1]);
+    assert_string_equal(all[0], "none");
+    assert_string_equal(usable[0], "none");
+    assert_true(!all[1] && !usable[1]);
     assert_string_equal(list + strlen(list) - 8, " or none");
 }
 

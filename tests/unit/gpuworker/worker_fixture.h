@@ -5,6 +5,8 @@
 
 #include <unistd.h>
 
+#include "calibration_fixture.h"
+#include "gpuworker/resident/compressor.h"
 #include "gpuworker/resident/read/reader.h"
 #include "gpuworker/worker.h"
 #include "model_fixture.h"
@@ -174,11 +176,17 @@ typedef struct rig {
 
 static inline gpw_worker_options_t rig_options(const gpw_model_t *model, uint32_t block_tokens)
 {
+    static gpw_calibration_t calibrations[8]; // of the last ones: a worker copies its own
+    static uint32_t next;
+    gpw_calibration_t *calibration = &calibrations[next++ % 8];
+    as_shape_t shape = gpw_model_shape(model, block_tokens);
     gpw_worker_options_t options;
     gpw_worker_options_init(&options);
     options.model = model;
     options.ops = krn_cpu();
     options.block_tokens = block_tokens;
+    *calibration = calibration_of(&model->fingerprint, &shape);
+    options.calibration = calibration;
     return options;
 }
 
