@@ -230,6 +230,7 @@ void gpw_request_free(gpw_request_t *request)
         as_mem_free(request->puts[p].sealed);
     }
     as_mem_free(request->batch);
+    as_mem_free(request->continuation);
     as_mem_free(request->tokens);
     as_mem_free(request);
 }

@@ -92,7 +92,8 @@ typedef struct gpw_request {
     uint32_t place;    // in line, as told; 0: not yet
     int32_t *tokens;   // [tokens_max]: prompt, emitted; behind them the drafts
     uint32_t token_count, prompt_count, tokens_max;
-    uint32_t draft_count; // drafts at tokens[token_count ...)
+    uint32_t draft_count;  // drafts at tokens[token_count ...)
+    int32_t *continuation; // [max_tokens]: what the answer is to be; NULL: it is chosen
 
     gpw_budget_t budget;
     gpw_blocks_t blocks;

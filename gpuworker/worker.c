@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker: checks requests, hands them to the engine, and hands what comes back to whoever
+// The worker: hands requests to the engine, and what comes back to whoever
 // asked.
 //
 // Runs on the io loop. A request is posted to the engine once, may be cancelled once, and comes
@@ -7,9 +7,6 @@
 // All of this travels in tasks that are part of the request.
 #include "gpuworker/worker.h"
 
-#include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -107,92 +104,6 @@ static void on_goodbye(void *ctx)
 
 // ---- Submit ------------------------------------------------------------------------------------
 
-typedef struct refusal {
-    char *text;
-    size_t bytes;
-} refusal_t;
-
-__attribute__((format(printf, 3, 4))) static as_status_t
-refuse(const refusal_t *refusal, as_status_t status, const char *format, ...)
-{
-    if (refusal->bytes > 0) {
-        va_list arguments;
-        va_start(arguments, format);
-        vsnprintf(refusal->text, refusal->bytes, format, arguments);
-        va_end(arguments);
-    }
-    return status;
-}
-
-static as_status_t check_tokens(const gpw_worker_t *worker, const gpw_request_params_t *p,
-                                const refusal_t *refusal)
-{
-    uint32_t vocab = worker->options.model->vocab;
-    uint32_t context = worker->options.context_max;
-    if (p->token_count == 0 || !p->tokens) {
-        return refuse(refusal, AS_ERR_INVALID, "prompt is empty: give at least one token");
-    }
-    if (p->max_tokens == 0) {
-        return refuse(refusal, AS_ERR_INVALID, "max_tokens must be at least 1");
-    }
-    if (p->token_count >= context || p->max_tokens > context - p->token_count) {
-        return refuse(refusal, AS_ERR_LIMIT,
-                      "prompt of %u tokens and max_tokens %u exceed the context of %u tokens: "
-                      "shorten the prompt or lower max_tokens",
-                      p->token_count, p->max_tokens, context);
-    }
-    for (uint32_t i = 0; i < p->token_count; i++) {
-        if (p->tokens[i] < 0 || (uint32_t)p->tokens[i] >= vocab) {
-            return refuse(refusal, AS_ERR_INVALID,
-                          "prompt token %u is %d: ids are 0 to %u in this model", i, p->tokens[i],
-                          vocab - 1);
-        }
-    }
-    return AS_OK;
-}
-
-static as_status_t check_choices(const gpw_request_params_t *p, const refusal_t *refusal)
-{
-    if (!(p->choose.temperature >= 0.0f) || !isfinite(p->choose.temperature)) {
-        return refuse(refusal, AS_ERR_INVALID, "temperature must be a number from 0 on");
-    }
-    if (!(p->choose.top_p > 0.0f && p->choose.top_p <= 1.0f)) {
-        return refuse(refusal, AS_ERR_INVALID, "top_p must be above 0 and at most 1");
-    }
-    if (p->logprobs > GPW_LOGPROBS_MAX) {
-        return refuse(refusal, AS_ERR_INVALID, "logprobs must be at most %u", GPW_LOGPROBS_MAX);
-    }
-    if (p->horizon_set && p->horizon > GPW_HORIZON_MAX) {
-        return refuse(refusal, AS_ERR_INVALID, "horizon must be at most %u", GPW_HORIZON_MAX);
-    }
-    if (p->prompt_lookup_set && p->prompt_lookup > GPW_LOOKUP_MAX) {
-        return refuse(refusal, AS_ERR_INVALID, "prompt_lookup must be at most %u", GPW_LOOKUP_MAX);
-    }
-    return AS_OK;
-}
-
-// *compressor_p is NULL for "none".
-static as_status_t find_compressor(const gpw_worker_t *worker, const char *name,
-                                   const refusal_t *refusal, const gpw_compressor_t **compressor_p)
-{
-    const gpw_compressor_t *found = gpw_compressor_find(name);
-    *compressor_p = found;
-    if (!found && strcmp(name, "none") != 0) {
-        return refuse(refusal, AS_ERR_INVALID, "compressor \"%s\" is not known: use %s", name,
-                      gpw_compressor_list());
-    }
-    if (found && found->flags & GPW_COMPRESSOR_CALIBRATED) {
-        if (!worker->calibrated) {
-            return refuse(refusal, AS_ERR_INVALID,
-                          "compressor \"%s\" needs a calibration of the model: start the worker "
-                          "with --calibration FILE, which `assay calibrate` makes",
-                          name);
-        }
-        *compressor_p = &worker->calibrated[found - gpw_compressors()];
-    }
-    return AS_OK;
-}
-
 static const char *numerics_id(const gpw_model_t *model)
 {
     return model->output.type == KRN_WEIGHT_F32 ? NUMERICS_F32 : NUMERICS_F16;
@@ -213,12 +124,14 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->worker = worker;
     r->engine = worker->engine;
     r->params = *p;
+    r->params.ignore_end |= p->continuation != NULL;
     r->compressor = horizon > 0 ? compressor : NULL;
     r->keep_full = !r->compressor && !o->swap_full_cache;
     r->verify = p->verify == GPW_VERIFY_FULL || !r->compressor; // without one every token is exact
     gpw_horizon_init(&r->horizon, horizon, horizon, !p->horizon_set);
-    // Plain decoding is to be plain, and so is what swaps for each token.
-    bool drafts = horizon > 0 && r->verify && (r->compressor || r->keep_full);
+    // Plain decoding is to be plain, and so is what swaps for each token. What is known needs no
+    // proposals.
+    bool drafts = horizon > 0 && r->verify && (r->compressor || r->keep_full) && !p->continuation;
     uint32_t lookup = p->prompt_lookup_set ? p->prompt_lookup : o->prompt_lookup;
     gpw_lookup_init(&r->lookup, drafts ? lookup : 0);
     gpw_draft_window_init(&r->draft_window, drafts && o->draft_model ? o->draft_tokens : 0);
@@ -236,35 +149,50 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->finish_task = (as_task_t){.fn = on_finish, .ctx = r};
 }
 
+static bool copy_tokens(gpw_request_t *request, const gpw_request_params_t *params)
+{
+    size_t continued = params->continuation ? params->max_tokens * sizeof(int32_t) : 0;
+    request->tokens = as_mem_alloc((size_t)request->tokens_max * sizeof(int32_t));
+    request->continuation = continued ? as_mem_alloc(continued) : NULL;
+    if (!request->tokens || (continued && !request->continuation)) {
+        return false;
+    }
+    memcpy(request->tokens, params->tokens, params->token_count * sizeof(int32_t));
+    if (continued) {
+        memcpy(request->continuation, params->continuation, continued);
+    }
+    return true;
+}
+
 static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t *params,
-                                const refusal_t *refusal, gpw_request_t **request_p)
+                                const gpw_refusal_t *refusal, gpw_request_t **request_p)
 {
     const char *name = params->compressor ? params->compressor : worker->options.compressor;
     const gpw_compressor_t *compressor;
-    as_status_t status = find_compressor(worker, name, refusal, &compressor);
+    as_status_t status = gpw_params_compressor(worker, name, refusal, &compressor);
     if (status != AS_OK) {
         return status;
     }
     gpw_request_t *request = as_mem_zalloc(1, sizeof(*request));
     if (!request) {
-        return refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
+        return gpw_refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
     }
     init_request(worker, request, params, compressor);
     uint64_t bytes = gpw_request_bytes_max(request);
     if (bytes > worker->options.cache_bytes_max) {
         as_mem_free(request);
-        return refuse(refusal, AS_ERR_LIMIT,
-                      "prompt and max_tokens may need %llu bytes of cache, the worker has %llu: "
-                      "shorten them, or start the worker with more --device-memory",
-                      (unsigned long long)bytes,
-                      (unsigned long long)worker->options.cache_bytes_max);
+        return gpw_refuse(
+            refusal, AS_ERR_LIMIT,
+            "prompt and max_tokens may need %llu bytes of cache, the worker has %llu: "
+            "shorten them, or start the worker with more --device-memory",
+            (unsigned long long)bytes, (unsigned long long)worker->options.cache_bytes_max);
     }
-    request->tokens = as_mem_alloc((size_t)request->tokens_max * sizeof(int32_t));
-    if (!request->tokens) {
+    if (!copy_tokens(request, params)) {
+        as_mem_free(request->tokens);
+        as_mem_free(request->continuation);
         as_mem_free(request);
-        return refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
+        return gpw_refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
     }
-    memcpy(request->tokens, params->tokens, params->token_count * sizeof(int32_t));
     *request_p = request;
     return AS_OK;
 }
@@ -273,18 +201,16 @@ as_status_t gpw_worker_submit(gpw_worker_t *worker, const gpw_request_params_t *
                               const gpw_request_events_t *events, char *error, size_t error_bytes,
                               uint64_t *request_id_p)
 {
-    refusal_t refusal = {error, error_bytes};
-    as_status_t status = check_tokens(worker, params, &refusal);
-    if (status == AS_OK) {
-        status = check_choices(params, &refusal);
-    }
+    gpw_refusal_t refusal = {error, error_bytes};
+    as_status_t status = gpw_params_check(worker, params, &refusal);
     if (status != AS_OK) {
         return status;
     }
     if (worker->active_count == worker->active_max) {
-        return refuse(&refusal, AS_ERR_BUSY,
-                      "the worker has %u requests running or waiting, its limit: try again later",
-                      worker->active_count);
+        return gpw_refuse(
+            &refusal, AS_ERR_BUSY,
+            "the worker has %u requests running or waiting, its limit: try again later",
+            worker->active_count);
     }
     gpw_request_t *request = NULL;
     status = make_request(worker, params, &refusal, &request);
@@ -458,7 +384,7 @@ static as_status_t take_calibration(gpw_worker_t *worker, const gpw_calibration_
     while (table[count].name) {
         count++;
     }
-    worker->calibrated = as_mem_zalloc(count, sizeof(*worker->calibrated));
+    worker->calibrated = as_mem_zalloc(count + 1, sizeof(*worker->calibrated));
     if (!worker->calibrated) {
         return AS_ERR_NO_MEMORY;
     }
@@ -542,6 +468,11 @@ void gpw_worker_free(gpw_worker_t *worker)
     as_mem_free(worker);
 }
 
+const gpw_compressor_t *gpw_worker_compressor_table(const gpw_worker_t *worker)
+{
+    return worker->calibrated ? worker->calibrated : gpw_compressors();
+}
+
 const char *const *gpw_worker_compressors(bool calibrated)
 {
     return gpw_compressor_names(calibrated);
@@ -562,6 +493,11 @@ bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p)
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker)
 {
     return worker->options.model;
+}
+
+const as_shape_t *gpw_worker_shape(const gpw_worker_t *worker)
+{
+    return &worker->engine->shape;
 }
 
 bool gpw_worker_idle(const gpw_worker_t *worker)

@@ -58,6 +58,10 @@ typedef struct gpw_request_params {
     gpw_verify_t verify;
     uint32_t logprobs; // 0: none; else this many most likely tokens a position (and the chosen one)
     bool want_logprobs;
+    // [max_tokens]: not chosen, the answer is these, whatever the logits say (teacher forcing); with
+    // want_logprobs, how likely the cache that is attended to makes them. End tokens among them end
+    // nothing. NULL: tokens are chosen.
+    const int32_t *continuation;
     bool logits_hash;     // each token event carries a hash of its logits' bits
     bool ignore_end;      // go on after an end token (benches, tests)
     uint64_t deadline_us; // from now; 0: the worker's default
@@ -179,9 +183,12 @@ void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id);
 // Names of the compressors, in table order, then "none": full cache resident, no drafting; with
 // those that need a calibration or without. NULL-terminated.
 const char *const *gpw_worker_compressors(bool calibrated);
+// The table of compressors as this worker has it, with its calibration; ends with a NULL name.
+const struct gpw_compressor *gpw_worker_compressor_table(const gpw_worker_t *worker);
 // "off", "on" or "auto". False: none of them.
 bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p);
 const gpw_model_t *gpw_worker_model(const gpw_worker_t *worker);
+const as_shape_t *gpw_worker_shape(const gpw_worker_t *worker); // of its caches' blocks
 bool gpw_worker_idle(
     const gpw_worker_t *worker); // no request, no publication in progress (tests, drains)
 

@@ -48,6 +48,8 @@ int cli_bench(int argc, char **argv);
 int cli_top(int argc, char **argv);
 int cli_calibrate(int argc, char **argv);
 int cli_ruler(int argc, char **argv);
+int cli_compressors(int argc, char **argv);
+int cli_compare(int argc, char **argv);
 
 // "assay: <message>\n" to stderr.
 void cli_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -160,6 +162,17 @@ json_t *cli_http_post(const char *url, const json_t *body, long *code_p);
 typedef bool (*cli_event_fn)(void *ctx, json_t *event);
 bool cli_http_stream(const char *url, const json_t *body, cli_event_fn on_event, void *ctx);
 
+// ---- demo.c
+
+// The path of a text: `given`, or that of the demo's. False: a message was printed.
+bool cli_find_text(const char *given, char path[CLI_PATH_BYTES]);
+
+// ---- compressors.c
+
+// A worker's /v1/compressors: at least one in "data", each with its "name"; bytes of a token of the
+// full cache in "full_token_bytes". NULL: a message was printed.
+json_t *cli_get_compressors(const char *url);
+
 // ---- generate.c: one generation
 
 typedef struct cli_ask {
@@ -174,7 +187,10 @@ typedef struct cli_ask {
     const char *compressor, *cache_salt; // NULL: the worker's default; none
     int64_t horizon, prompt_lookup;      // negative: the worker's default
     bool verify_off, ignore_end, bits;   // bits: ask for token ids and logits hashes
-    FILE *echo;                          // where the text goes as it comes; NULL: nowhere
+    // Token ids that the answer is to be, instead of max_tokens chosen ones, and how likely they are;
+    // NULL: it is chosen. Not of chats.
+    json_t *continuation;
+    FILE *echo; // where the text goes as it comes; NULL: nowhere
 } cli_ask_t;
 
 // Rows of a command's table of options; ask_ is a cli_ask_t.
@@ -199,6 +215,10 @@ typedef struct cli_ask {
 typedef struct cli_answer {
     cli_text_t text, bits; // bits: a line "token hash" for each token
     uint32_t bit_count;
+    json_t *tokens; // of `bits`: their ids
+    // Of a continuation: -ln of the probabilities, summed over its tokens behind the first.
+    double nats;
+    uint32_t logprob_count; // with the first
     char finish[16];
     double first_token_ms, total_ms; // as seen here
     json_t *usage;
@@ -213,6 +233,59 @@ void cli_answer_fini(cli_answer_t *answer);
 double cli_usage(const cli_answer_t *answer, const char *path);
 void cli_print_usage(FILE *out, const cli_answer_t *answer);
 double cli_now_ms(void);
+
+// ---- tokens.c: what the worker at a URL makes of texts
+
+// Tokens of the body of a request to /v1/<path>. *tokens_p is NULL where they are more than the
+// worker's context. False: a message was printed.
+bool cli_tokenize(const char *url, const char *path, const json_t *body, json_t **tokens_p);
+bool cli_tokenize_text(const char *url, const char *text, json_t **tokens_p);
+// How many tokens the model wants before any text. False: a message was printed.
+bool cli_tokenize_lead(const char *url, size_t *lead_p);
+// Whether the worker's context holds so many; `option` is what asked for them. False: a message was
+// printed.
+bool cli_check_context(const char *url, const char *option, int64_t tokens);
+
+// ---- local.c: a worker to ask: one that runs, or one that is started for the while
+
+typedef struct cli_local_options {
+    const char *model, *worker, *run_dir; // each may be NULL
+    int64_t threads;
+} cli_local_options_t;
+
+// Rows of a command's table of options; local_ is a cli_local_options_t.
+#define CLI_LOCAL_OPTIONS(local_)                                                                  \
+    {.name = "worker",                                                                             \
+     .type = AS_OPTION_STRING,                                                                     \
+     .value = &(local_).worker,                                                                    \
+     .metavar = "URL",                                                                             \
+     .help = "which worker (default: the first of the cluster here), or"},                         \
+        {.name = "model",                                                                          \
+         .type = AS_OPTION_STRING,                                                                 \
+         .value = &(local_).model,                                                                 \
+         .metavar = "FILE",                                                                        \
+         .help = "GGUF file of the model of which a worker is started, and ended, where no "       \
+                 "cluster is running here"},                                                       \
+        {.name = "threads",                                                                        \
+         .type = AS_OPTION_INT,                                                                    \
+         .value = &(local_).threads,                                                               \
+         .fallback = "0",                                                                          \
+         .metavar = "N",                                                                           \
+         .help = "of a worker that is started; 0: one for each processor",                         \
+         .min = 0,                                                                                 \
+         .max = 256},                                                                              \
+        CLI_RUN_DIR_OPTION((local_).run_dir), AS_TLS_OPTIONS(cli_tls)
+
+typedef struct cli_local {
+    char url[CLI_URL_BYTES];
+    char run_dir[40];      // of what was started
+    cli_cluster_t cluster; // without nodes: it was running already
+} cli_local_t;
+
+// Returns the exit code; after one other than 0 a message was printed, and there is nothing to close.
+int cli_local_open(const cli_local_options_t *options, cli_local_t *local);
+// Ends what was started. `good`: the logs are of no use any more. False: it ended badly.
+bool cli_local_close(cli_local_t *local, bool good);
 
 // ---- call.c: remote calls
 

@@ -93,17 +93,21 @@ static bool put_assay(json_t *body, const cli_ask_t *ask)
     if (ask->ignore_end) {
         made = put(assay, "ignore_end", json_true()) && made;
     }
+    if (ask->continuation) {
+        made = json_object_set(assay, "continuation", ask->continuation) == 0 && made;
+    }
     return put(body, "assay", assay) && made;
 }
 
 // NULL: a message was printed. A part that cannot be made never leaves a request without it.
 static json_t *request_of(const cli_ask_t *ask)
 {
-    json_t *body = json_pack("{s:b, s:{s:b}, s:I, s:f, s:f, s:I}", "stream", 1, "stream_options",
-                             "include_usage", 1, "max_tokens", (json_int_t)ask->max_tokens,
-                             "temperature", ask->temperature, "top_p",
+    json_t *body = json_pack("{s:b, s:{s:b}, s:f, s:f, s:I}", "stream", 1, "stream_options",
+                             "include_usage", 1, "temperature", ask->temperature, "top_p",
                              ask->top_p > 0 ? ask->top_p : 1.0, "seed", (json_int_t)ask->seed);
-    bool made = put_prompt(body, ask) && put_assay(body, ask);
+    bool made = put_prompt(body, ask) && put_assay(body, ask) &&
+                put(body, ask->continuation ? "logprobs" : "max_tokens",
+                    json_integer(ask->continuation ? 0 : (json_int_t)ask->max_tokens));
     if (made && ask->cache_salt) {
         made = put(body, "cache_salt", json_string(ask->cache_salt));
     }
@@ -132,7 +136,17 @@ static bool take_bits(cli_answer_t *answer, const json_t *bits)
         }
         answer->bit_count++;
     }
-    return true;
+    return !tokens || json_array_extend(answer->tokens, (json_t *)(uintptr_t)tokens) == 0;
+}
+
+// The first token follows the prompt's own computation, whatever is drafted on.
+static void take_logprobs(cli_answer_t *answer, const json_t *logprobs)
+{
+    const json_t *values = json_object_get(logprobs, "token_logprobs");
+    for (size_t i = 0; i < json_array_size(values); i++) {
+        double logprob = json_number_value(json_array_get(values, i));
+        answer->nats -= answer->logprob_count++ > 0 ? logprob : 0;
+    }
 }
 
 static bool take_text(stream_t *stream, const json_t *choice)
@@ -169,6 +183,7 @@ static bool on_event(void *ctx, json_t *event)
     if (finish) {
         snprintf(answer->finish, sizeof(answer->finish), "%s", finish);
     }
+    take_logprobs(answer, json_object_get(choice, "logprobs"));
     if (!take_text(stream, choice) || !take_bits(answer, json_object_get(choice, "assay"))) {
         cli_complain("out of memory");
         return false;
@@ -180,7 +195,9 @@ bool cli_ask(const cli_ask_t *ask, cli_answer_t *answer)
 {
     char url[CLI_PATH_BYTES];
     memset(answer, 0, sizeof(*answer));
-    if (!cli_text_append(&answer->text, "", 0) || !cli_text_append(&answer->bits, "", 0)) {
+    answer->tokens = json_array();
+    if (!answer->tokens || !cli_text_append(&answer->text, "", 0) ||
+        !cli_text_append(&answer->bits, "", 0)) {
         cli_complain("out of memory");
         return false;
     }
@@ -198,6 +215,7 @@ void cli_answer_fini(cli_answer_t *answer)
 {
     cli_text_fini(&answer->text);
     cli_text_fini(&answer->bits);
+    json_decref(answer->tokens);
     json_decref(answer->usage);
     memset(answer, 0, sizeof(*answer));
 }

@@ -29,6 +29,10 @@ static const cli_command_t commands[] = {
      cli_verify},
     {"calibrate", "find out which layers of a model may share their cache", cli_calibrate},
     {"ruler", "generate long-context tasks whose answers are known, and score a worker", cli_ruler},
+    {"compressors", "list the compressors of a worker: their parts, bytes and who shares them",
+     cli_compressors},
+    {"compare", "compare compressors on texts: bytes, speed, accepted drafts, what they lose",
+     cli_compare},
     {"demo", "start a cluster, share a long prefix between two workers, and show the figures",
      cli_demo},
 };
@@ -95,10 +99,10 @@ static void print_help(FILE *out)
 {
     fputs("usage: assay COMMAND [OPTIONS]\n\n", out);
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
-        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "  %-11s %s\n", commands[i].name, commands[i].summary);
     }
-    fputs("  help      this list; `assay COMMAND --help` tells a command's options\n"
-          "  version   the version\n\n"
+    fputs("  help        this list; `assay COMMAND --help` tells a command's options\n"
+          "  version     the version\n\n"
           "begin with: assay up --model model.gguf\n",
           out);
 }

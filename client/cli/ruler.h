@@ -61,7 +61,7 @@ bool cli_ruler_fit(const cli_ruler_set_t *set, ruler_ask_t ask, ruler_count_fn c
 
 // ---- ruler_scores.c
 
-#define CLI_RULER_COLUMNS_MAX 14u // of a table
+#define CLI_RULER_COLUMNS_MAX 32u // of a table
 #define CLI_RULER_NAME_BYTES  40u
 
 // Sums over the samples of a task and a compressor.
@@ -84,5 +84,27 @@ int cli_ruler_column(cli_ruler_scores_t *scores, const char *name);
 void cli_ruler_print(const cli_ruler_scores_t *scores);
 // An array with an object for each compressor.
 json_t *cli_ruler_json(const cli_ruler_scores_t *scores);
+// The mean over the tasks, in percent.
+double cli_ruler_mean(const cli_ruler_scores_t *scores, uint32_t column);
+
+// ---- ruler_ask.c
+
+typedef struct cli_ruler_run {
+    const cli_ruler_set_t *set;
+    cli_ask_t ask; // url, drafts, whether verified; what a sample needs is set for each
+    bool chat;
+    const char *const *compressors;
+    uint32_t compressor_count; // at most CLI_RULER_COLUMNS_MAX
+    const char *out_file;
+    FILE *out; // each sample and answer; NULL: nowhere
+    // Its own.
+    int columns[CLI_RULER_COLUMNS_MAX];
+    size_t lead; // tokens that the model wants before any text
+    uint64_t asked;
+    cli_ruler_scores_t scores;
+} cli_ruler_run_t;
+
+// Every sample of the set with every compressor. False: a message was printed.
+bool cli_ruler_ask_all(cli_ruler_run_t *run);
 
 #endif

@@ -53,6 +53,11 @@ static cli_ruler_cell_t total_of(const cli_ruler_scores_t *scores, uint32_t colu
     return total;
 }
 
+double cli_ruler_mean(const cli_ruler_scores_t *scores, uint32_t column)
+{
+    return total_of(scores, column).score;
+}
+
 static void add_totals(const cli_ruler_scores_t *scores, cli_table_t *out)
 {
     cli_ruler_cell_t totals[CLI_RULER_COLUMNS_MAX];

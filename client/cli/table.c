@@ -7,7 +7,7 @@
 #include "common/assert.h"
 #include "common/mem.h"
 
-#define COLUMNS_MAX 16u
+#define COLUMNS_MAX 33u
 #define CELL_BYTES  80u
 
 struct cli_table {

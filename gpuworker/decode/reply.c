@@ -5,12 +5,17 @@
 #include <string.h>
 #include <openssl/sha.h>
 
+#include "common/assert.h"
 #include "common/mem.h"
 #include "gpuworker/worker_internal.h"
 
 int32_t gpw_reply_choose(gpw_request_t *request, const float *logits, uint32_t position)
 {
     gpw_engine_t *engine = request->engine;
+    if (request->continuation) {
+        AS_ASSERT(position - request->prompt_count < request->params.max_tokens);
+        return request->continuation[position - request->prompt_count];
+    }
     return gpw_choose(logits, engine->options.model->vocab, position, &request->params.choose,
                       engine->choose_scratch);
 }

@@ -25,9 +25,9 @@ void gpw_aliased_adopt(gpw_segment_t *segment, uint32_t blocks);
 void gpw_aliased_close(gpw_segment_t *segment);
 
 #define GPW_ALIASED_FUNCTIONS                                                                      \
-    .open = gpw_aliased_open, .reserve = gpw_aliased_reserve, .seal = gpw_aliased_seal,            \
-    .attend = gpw_aliased_attend, .extent = gpw_aliased_extent, .bytes = gpw_aliased_bytes,        \
-    .bytes_max = gpw_aliased_bytes_max, .slot = gpw_aliased_slot, .adopt = gpw_aliased_adopt,      \
-    .close = gpw_aliased_close
+    .holder = "blocks of some layers", .open = gpw_aliased_open, .reserve = gpw_aliased_reserve,   \
+    .seal = gpw_aliased_seal, .attend = gpw_aliased_attend, .extent = gpw_aliased_extent,          \
+    .bytes = gpw_aliased_bytes, .bytes_max = gpw_aliased_bytes_max, .slot = gpw_aliased_slot,      \
+    .adopt = gpw_aliased_adopt, .close = gpw_aliased_close
 
 #endif

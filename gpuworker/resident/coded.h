@@ -21,8 +21,8 @@ void gpw_coded_adopt(gpw_segment_t *segment, uint32_t blocks);
 void gpw_coded_close(gpw_segment_t *segment);
 
 #define GPW_CODED_FUNCTIONS                                                                        \
-    .reserve = gpw_coded_reserve, .seal = gpw_coded_seal, .attend = gpw_coded_attend,              \
-    .extent = gpw_coded_extent, .bytes = gpw_coded_bytes, .slot = gpw_coded_slot,                  \
-    .adopt = gpw_coded_adopt, .close = gpw_coded_close
+    .holder = "blocks", .reserve = gpw_coded_reserve, .seal = gpw_coded_seal,                      \
+    .attend = gpw_coded_attend, .extent = gpw_coded_extent, .bytes = gpw_coded_bytes,              \
+    .slot = gpw_coded_slot, .adopt = gpw_coded_adopt, .close = gpw_coded_close
 
 #endif

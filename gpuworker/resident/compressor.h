@@ -123,6 +123,9 @@ typedef struct gpw_segment_attend {
 typedef struct gpw_compressor {
     const char *name; // "kivi4"
     const char *summary;
+    // For people, of the macro that names the functions: in what pieces tokens that survive are held;
+    // and in what form, where that is no codec of params.
+    const char *holder, *form;
     uint32_t flags;
     gpw_compressor_params_t params;
     // An empty segment. AS_ERR_UNSUPPORTED when the shape does not fit the method.

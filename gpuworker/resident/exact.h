@@ -26,9 +26,9 @@ void gpw_exact_close(gpw_segment_t *segment);
 
 // Without slots: in a ring blocks do not stand alone.
 #define GPW_EXACT_FUNCTIONS                                                                        \
-    .open = gpw_exact_open, .reserve = gpw_exact_reserve, .seal = gpw_exact_seal,                  \
-    .attend = gpw_exact_attend, .extent = gpw_exact_extent, .bytes = gpw_exact_bytes,              \
-    .bytes_max = gpw_exact_bytes_max, .close = gpw_exact_close
+    .holder = "blocks", .form = "f16", .open = gpw_exact_open, .reserve = gpw_exact_reserve,       \
+    .seal = gpw_exact_seal, .attend = gpw_exact_attend, .extent = gpw_exact_extent,                \
+    .bytes = gpw_exact_bytes, .bytes_max = gpw_exact_bytes_max, .close = gpw_exact_close
 
 extern const gpw_compressor_t gpw_codec_exact; // "f16"
 

@@ -29,10 +29,10 @@ void gpw_indexed_adopt(gpw_segment_t *segment, uint32_t blocks);
 void gpw_indexed_close(gpw_segment_t *segment);
 
 #define GPW_INDEXED_FUNCTIONS                                                                      \
-    .open = gpw_indexed_open, .reserve = gpw_indexed_reserve, .seal = gpw_indexed_seal,            \
-    .attend = gpw_indexed_attend, .extent = gpw_indexed_extent, .bytes = gpw_indexed_bytes,        \
-    .bytes_max = gpw_indexed_bytes_max, .slot = gpw_indexed_slot, .adopt = gpw_indexed_adopt,      \
-    .close = gpw_indexed_close
+    .holder = "blocks", .form = "f16", .open = gpw_indexed_open, .reserve = gpw_indexed_reserve,   \
+    .seal = gpw_indexed_seal, .attend = gpw_indexed_attend, .extent = gpw_indexed_extent,          \
+    .bytes = gpw_indexed_bytes, .bytes_max = gpw_indexed_bytes_max, .slot = gpw_indexed_slot,      \
+    .adopt = gpw_indexed_adopt, .close = gpw_indexed_close
 
 // What its steps have read.
 const gpw_read_t *gpw_indexed_read(const gpw_segment_t *segment);

@@ -99,14 +99,14 @@ static void choose(gpw_segment_t *s, uint32_t block, const void *extent)
     uint32_t size = s->shape.block_tokens, before = block * size;
     uint32_t sinks = s->params.sink_tokens > before ? s->params.sink_tokens - before : 0;
     krn_page_t page = gpw_page(&s->shape, extent, 0);
-    gpw_choice_t choice = {.params = &s->params,
-                           .shape = &s->shape,
-                           .ops = s->ops,
-                           .pages = &page,
-                           .tokens = size,
-                           .budget = s->kept.block_tokens,
-                           .sinks = sinks < s->kept.block_tokens ? sinks : s->kept.block_tokens,
-                           .scratch = &s->scratch};
+    gpw_selection_t choice = {.params = &s->params,
+                              .shape = &s->shape,
+                              .ops = s->ops,
+                              .pages = &page,
+                              .tokens = size,
+                              .budget = s->kept.block_tokens,
+                              .sinks = sinks < s->kept.block_tokens ? sinks : s->kept.block_tokens,
+                              .scratch = &s->scratch};
     gpw_kept_t kept = {s->positions, s->counts};
     s->params.selector->choose(&choice, &kept);
 }

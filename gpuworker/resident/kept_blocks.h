@@ -29,11 +29,11 @@ void gpw_kept_blocks_adopt(gpw_segment_t *segment, uint32_t blocks);
 void gpw_kept_blocks_close(gpw_segment_t *segment);
 
 #define GPW_KEPT_BLOCKS_FUNCTIONS                                                                  \
-    .open = gpw_kept_blocks_open, .reserve = gpw_kept_blocks_reserve,                              \
-    .seal = gpw_kept_blocks_seal, .attend = gpw_kept_blocks_attend,                                \
-    .extent = gpw_kept_blocks_extent, .bytes = gpw_kept_blocks_bytes,                              \
-    .bytes_max = gpw_kept_blocks_bytes_max, .slot = gpw_kept_blocks_slot,                          \
-    .adopt = gpw_kept_blocks_adopt, .close = gpw_kept_blocks_close
+    .holder = "some of each block", .open = gpw_kept_blocks_open,                                  \
+    .reserve = gpw_kept_blocks_reserve, .seal = gpw_kept_blocks_seal,                              \
+    .attend = gpw_kept_blocks_attend, .extent = gpw_kept_blocks_extent,                            \
+    .bytes = gpw_kept_blocks_bytes, .bytes_max = gpw_kept_blocks_bytes_max,                        \
+    .slot = gpw_kept_blocks_slot, .adopt = gpw_kept_blocks_adopt, .close = gpw_kept_blocks_close
 
 // Tokens of the block that was sealed last, counted from its first, which a KV head kept: ascending.
 const uint32_t *gpw_kept_blocks_chosen(const gpw_segment_t *segment, uint32_t kv_head,

@@ -244,15 +244,15 @@ void gpw_kept_prompt_observe(gpw_segment_t *s, const gpw_segment_observe_t *args
     AS_ASSERT(args->rows > 0 && args->rows <= args->tokens &&
               args->tokens - args->rows >= s->prompt_tokens);
     gpw_select_carve(&s->shape, args->tokens, true, args->scratch, &scratch);
-    gpw_choice_t choice = {.params = &s->params,
-                           .shape = &s->shape,
-                           .ops = s->ops,
-                           .pages = args->pages,
-                           .tokens = s->prompt_tokens,
-                           .sinks = s->params.sink_tokens,
-                           .budget = layer->room / s->shape.kv_heads,
-                           .seen = args,
-                           .scratch = &scratch};
+    gpw_selection_t choice = {.params = &s->params,
+                              .shape = &s->shape,
+                              .ops = s->ops,
+                              .pages = args->pages,
+                              .tokens = s->prompt_tokens,
+                              .sinks = s->params.sink_tokens,
+                              .budget = layer->room / s->shape.kv_heads,
+                              .seen = args,
+                              .scratch = &scratch};
     gpw_kept_t kept = {positions_of(s, args->layer), counts_of(s, args->layer)};
     choice.sinks = choice.sinks < choice.budget ? choice.sinks : choice.budget;
     s->params.selector->choose(&choice, &kept);

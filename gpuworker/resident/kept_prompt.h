@@ -38,11 +38,11 @@ uint64_t gpw_kept_prompt_bytes_max(const gpw_segment_options_t *options, uint32_
 void gpw_kept_prompt_close(gpw_segment_t *segment);
 
 #define GPW_KEPT_PROMPT_FUNCTIONS                                                                  \
-    .open = gpw_kept_prompt_open, .reserve = gpw_kept_prompt_reserve,                              \
-    .observe = gpw_kept_prompt_observe, .seal = gpw_kept_prompt_seal,                              \
-    .attend = gpw_kept_prompt_attend, .extent = gpw_kept_prompt_extent,                            \
-    .bytes = gpw_kept_prompt_bytes, .bytes_max = gpw_kept_prompt_bytes_max,                        \
-    .close = gpw_kept_prompt_close
+    .holder = "some of the prompt", .open = gpw_kept_prompt_open,                                  \
+    .reserve = gpw_kept_prompt_reserve, .observe = gpw_kept_prompt_observe,                        \
+    .seal = gpw_kept_prompt_seal, .attend = gpw_kept_prompt_attend,                                \
+    .extent = gpw_kept_prompt_extent, .bytes = gpw_kept_prompt_bytes,                              \
+    .bytes_max = gpw_kept_prompt_bytes_max, .close = gpw_kept_prompt_close
 
 // Positions that a KV head keeps of the prompt's sealed blocks, ascending; valid once observed.
 const uint32_t *gpw_kept_prompt_positions(const gpw_segment_t *segment, uint32_t layer,

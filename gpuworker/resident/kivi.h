@@ -25,7 +25,7 @@ as_status_t gpw_kivi_open(const gpw_segment_options_t *options,
 uint64_t gpw_kivi_bytes_max(const gpw_segment_options_t *options, uint32_t blocks);
 
 #define GPW_KIVI_FUNCTIONS                                                                         \
-    .open = gpw_kivi_open, .bytes_max = gpw_kivi_bytes_max, GPW_CODED_FUNCTIONS
+    .form = "kivi", .open = gpw_kivi_open, .bytes_max = gpw_kivi_bytes_max, GPW_CODED_FUNCTIONS
 
 // What follows is what the codec is made of.
 as_status_t gpw_kivi_layout(const gpw_segment_options_t *options,

@@ -178,13 +178,13 @@ void gpw_mixed_observe(gpw_segment_t *s, const gpw_segment_observe_t *args)
     }
     AS_ASSERT(s->memory[args->layer]);
     gpw_select_carve(&s->shape, args->tokens, true, args->scratch, &scratch);
-    gpw_choice_t choice = {.params = &s->params,
-                           .shape = &s->shape,
-                           .ops = s->ops,
-                           .pages = args->pages,
-                           .tokens = s->prompt_tokens,
-                           .seen = args,
-                           .scratch = &scratch};
+    gpw_selection_t choice = {.params = &s->params,
+                              .shape = &s->shape,
+                              .ops = s->ops,
+                              .pages = args->pages,
+                              .tokens = s->prompt_tokens,
+                              .seen = args,
+                              .scratch = &scratch};
     for (uint32_t h = 0; h < s->shape.kv_heads; h++) {
         gpw_rate_request_t request = {.kv_head = h,
                                       .bytes = s->head_bytes,

@@ -45,9 +45,10 @@ uint64_t gpw_mixed_bytes_max(const gpw_segment_options_t *options, uint32_t bloc
 void gpw_mixed_close(gpw_segment_t *segment);
 
 #define GPW_MIXED_FUNCTIONS                                                                        \
-    .open = gpw_mixed_open, .reserve = gpw_mixed_reserve, .observe = gpw_mixed_observe,            \
-    .seal = gpw_mixed_seal, .attend = gpw_mixed_attend, .extent = gpw_mixed_extent,                \
-    .bytes = gpw_mixed_bytes, .bytes_max = gpw_mixed_bytes_max, .close = gpw_mixed_close
+    .holder = "the prompt", .form = "mixed", .open = gpw_mixed_open, .reserve = gpw_mixed_reserve, \
+    .observe = gpw_mixed_observe, .seal = gpw_mixed_seal, .attend = gpw_mixed_attend,              \
+    .extent = gpw_mixed_extent, .bytes = gpw_mixed_bytes, .bytes_max = gpw_mixed_bytes_max,        \
+    .close = gpw_mixed_close
 
 // ---- Of one KV head (mixed_codec.c) ------------------------------------------------------------
 

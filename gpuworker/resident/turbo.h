@@ -46,7 +46,7 @@ as_status_t gpw_turbo_open(const gpw_segment_options_t *options,
 uint64_t gpw_turbo_bytes_max(const gpw_segment_options_t *options, uint32_t blocks);
 
 #define GPW_TURBO_FUNCTIONS                                                                        \
-    .open = gpw_turbo_open, .bytes_max = gpw_turbo_bytes_max, GPW_CODED_FUNCTIONS
+    .form = "turbo", .open = gpw_turbo_open, .bytes_max = gpw_turbo_bytes_max, GPW_CODED_FUNCTIONS
 
 // What follows is what the codec is made of.
 as_status_t gpw_turbo_layout(const gpw_segment_options_t *options,

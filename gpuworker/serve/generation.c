@@ -375,11 +375,13 @@ static bool check_context(gpw_generation_t *generation, size_t token_count)
         request->max_tokens = context_max - (uint32_t)token_count;
     }
     if (request->max_tokens > context_max - token_count) {
-        gpw_api_error_set(
-            &generation->error, (gpw_api_fault_t){400, "context_length_exceeded", "max_tokens"},
-            "%s has %zu tokens and max_tokens asks for %u more, but the context holds %u: "
-            "lower max_tokens to %zu, or shorten the prompt",
-            name, token_count, request->max_tokens, context_max, context_max - token_count);
+        const char *more = request->continuation ? "assay.continuation" : "max_tokens";
+        gpw_api_error_set(&generation->error,
+                          (gpw_api_fault_t){400, "context_length_exceeded", more},
+                          "%s has %zu tokens and %s asks for %u more, but the context holds %u: "
+                          "lower %s to %zu, or shorten the prompt",
+                          name, token_count, more, request->max_tokens, context_max, more,
+                          context_max - token_count);
         return refuse(generation);
     }
     return true;
@@ -398,6 +400,7 @@ static bool submit(gpw_generation_t *generation, uint32_t index, const int32_t *
         .tokens = tokens,
         .token_count = (uint32_t)token_count,
         .max_tokens = request->max_tokens,
+        .continuation = request->continuation,
         .choose = request->choose,
         .cache_salt = request->cache_salt,
         .compressor = request->compressor,

@@ -143,6 +143,12 @@ static void get_model(gpw_serve_t *serve, as_http_request_t *http, const as_http
     gpw_serve_reply_json(http, 200, gpw_reply_model(serve));
 }
 
+static void get_compressors(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
+{
+    (void)call;
+    gpw_serve_reply_json(http, 200, gpw_reply_compressors(serve));
+}
+
 // Alive: depends on nothing but the loop.
 static void get_live(gpw_serve_t *serve, as_http_request_t *http, const as_http_call_t *call)
 {
@@ -181,6 +187,7 @@ static const route_t routes[] = {
     {"POST", "/v1/completions/tokenize", post_completion_tokens},
     {"POST", "/v1/chat/completions/tokenize", post_chat_tokens},
     {"GET", "/v1/models", get_models},
+    {"GET", "/v1/compressors", get_compressors},
     {"GET", "/health", get_health},
     {"GET", "/livez", get_live},
     {"GET", "/readyz", get_health},

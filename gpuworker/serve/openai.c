@@ -294,6 +294,30 @@ static bool check_whole(const gpw_api_request_t *request, const json_t *json,
     return true;
 }
 
+// An answer that is given has its own length, and there is one of it. False: the error is set.
+static bool settle_continuation(gpw_api_request_t *request, const json_t *json,
+                                gpw_api_error_t *error)
+{
+    static const char *const others[] = {"max_tokens", "max_completion_tokens", "stop"};
+    const char *at_fault = request->continuation && request->choices > 1 ? "n" : NULL;
+    for (size_t i = 0; request->continuation && i < sizeof(others) / sizeof(others[0]); i++) {
+        const json_t *value = json_object_get(json, others[i]);
+        at_fault = value && !json_is_null(value) ? others[i] : at_fault;
+    }
+    if (at_fault) {
+        gpw_api_error_set(error, (gpw_api_fault_t){400, "invalid_value", at_fault},
+                          "%s does not go with assay.continuation, which is the whole answer: "
+                          "leave it out",
+                          at_fault);
+        return false;
+    }
+    if (request->continuation) {
+        request->max_tokens = request->continuation_count;
+        request->ignore_end = true;
+    }
+    return true;
+}
+
 bool gpw_api_parse(const gpw_api_body_t *body, const gpw_api_limits_t *limits,
                    gpw_api_request_t *request, gpw_api_error_t *error)
 {
@@ -306,7 +330,7 @@ bool gpw_api_parse(const gpw_api_body_t *body, const gpw_api_limits_t *limits,
     request->json = json;
     gpw_api_parse_t parse = {.request = request, .error = error, .limits = limits};
     if (!gpw_api_read_object(&parse, json, gpw_api_fields, "") ||
-        !check_whole(request, json, error)) {
+        !check_whole(request, json, error) || !settle_continuation(request, json, error)) {
         AS_ASSERT(error->code != 0);
         gpw_api_request_fini(request);
         return false;
@@ -317,6 +341,7 @@ bool gpw_api_parse(const gpw_api_body_t *body, const gpw_api_limits_t *limits,
 void gpw_api_request_fini(gpw_api_request_t *request)
 {
     as_mem_free(request->tokens);
+    as_mem_free(request->continuation);
     as_mem_free(request->messages);
     json_decref(request->json);
     memset(request, 0, sizeof(*request));

@@ -58,7 +58,9 @@ typedef struct gpw_api_request {
     uint32_t token_count;
     gpw_chat_message_t *messages; // chat
     uint32_t message_count;
-    uint32_t max_tokens; // 0: left out
+    uint32_t max_tokens;   // 0: left out
+    int32_t *continuation; // what the answer is to be; NULL: it is chosen
+    uint32_t continuation_count;
     gpw_choose_params_t choose;
     bool seed_set;
     const char *stops[GPW_STOPS_MAX];

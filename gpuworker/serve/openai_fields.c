@@ -161,7 +161,7 @@ static bool read_verify(gpw_api_parse_t *parse, json_t *value)
 static bool read_compressor(gpw_api_parse_t *parse, json_t *value)
 {
     const char *text = json_string_value(value);
-    char what[160] = "one of \"none\"";
+    char what[400] = "one of \"none\"";
     bool known = text && strcmp(text, "none") == 0;
     for (const char *const *name = parse->limits->compressors; *name; name++) {
         known |= text && strcmp(text, *name) == 0;
@@ -221,6 +221,7 @@ static const gpw_api_field_t assay_fields[] = {
     {"compressor", GPW_API_IN_BOTH, read_compressor},
     {"horizon", GPW_API_IN_BOTH, read_horizon},
     {"prompt_lookup", GPW_API_IN_BOTH, read_prompt_lookup},
+    {"continuation", GPW_API_IN_BOTH, gpw_api_read_continuation},
     {"logits_hash", GPW_API_IN_BOTH, read_logits_hash},
     {"ignore_end", GPW_API_IN_BOTH, read_ignore_end},
     {"deadline_ms", GPW_API_IN_BOTH, read_deadline},

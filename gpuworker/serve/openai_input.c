@@ -17,13 +17,16 @@ static bool out_of_memory(gpw_api_parse_t *parse)
 
 // ---- prompt
 
-static bool read_tokens(gpw_api_parse_t *parse, const json_t *array)
+// *tokens_p is the request's to free, also where this fails.
+static bool read_tokens(gpw_api_parse_t *parse, const json_t *array, int32_t **tokens_p,
+                        uint32_t *count_p)
 {
     size_t count = json_array_size(array);
+    char name[sizeof(parse->path)];
+    memcpy(name, parse->path, sizeof(name));
     if (count > parse->limits->context_max) {
-        gpw_api_error_set(parse->error,
-                          (gpw_api_fault_t){400, "context_length_exceeded", parse->path},
-                          "prompt has %zu tokens, but the context holds %u: shorten it", count,
+        gpw_api_error_set(parse->error, (gpw_api_fault_t){400, "context_length_exceeded", name},
+                          "%s has %zu tokens, but the context holds %u: shorten it", name, count,
                           parse->limits->context_max);
         return false;
     }
@@ -31,17 +34,17 @@ static bool read_tokens(gpw_api_parse_t *parse, const json_t *array)
     if (!tokens) {
         return out_of_memory(parse);
     }
-    parse->request->tokens = tokens;
+    *tokens_p = tokens;
     for (size_t i = 0; i < count; i++) {
         int64_t number;
-        snprintf(parse->path, sizeof(parse->path), "prompt[%zu]", i);
+        snprintf(parse->path, sizeof(parse->path), "%.40s[%zu]", name, i);
         if (!gpw_api_read_int(parse, json_array_get(array, i), 0, parse->limits->vocab - 1,
                               &number)) {
             return false;
         }
         tokens[i] = (int32_t)number;
     }
-    parse->request->token_count = (uint32_t)count;
+    *count_p = (uint32_t)count;
     return true;
 }
 
@@ -62,9 +65,19 @@ bool gpw_api_read_prompt(gpw_api_parse_t *parse, json_t *value)
         return true;
     }
     if (json_is_array(value) && json_is_integer(json_array_get(value, 0))) {
-        return read_tokens(parse, value);
+        return read_tokens(parse, value, &parse->request->tokens, &parse->request->token_count);
     }
     return gpw_api_wrong(parse, what, value);
+}
+
+bool gpw_api_read_continuation(gpw_api_parse_t *parse, json_t *value)
+{
+    gpw_api_request_t *request = parse->request;
+    if (json_array_size(value) == 0) {
+        return gpw_api_wrong(
+            parse, "an array of token ids (/v1/completions/tokenize gives those of a text)", value);
+    }
+    return read_tokens(parse, value, &request->continuation, &request->continuation_count);
 }
 
 // ---- messages

@@ -48,6 +48,7 @@ bool gpw_api_read_string(gpw_api_parse_t *parse, const json_t *value, size_t byt
 bool gpw_api_read_prompt(gpw_api_parse_t *parse, json_t *value);
 bool gpw_api_read_messages(gpw_api_parse_t *parse, json_t *value);
 bool gpw_api_read_stop(gpw_api_parse_t *parse, json_t *value);
+bool gpw_api_read_continuation(gpw_api_parse_t *parse, json_t *value);
 
 // openai_fields.c
 extern const gpw_api_field_t gpw_api_fields[];

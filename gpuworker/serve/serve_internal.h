@@ -126,6 +126,9 @@ json_t *gpw_reply_usage_chunk(const gpw_generation_t *generation);
 json_t *gpw_reply_models(const gpw_serve_t *serve);
 json_t *gpw_reply_model(const gpw_serve_t *serve);
 
+// compressors.c: the methods of the table, NULL when out of memory.
+json_t *gpw_reply_compressors(const gpw_serve_t *serve);
+
 // metrics.c
 typedef enum gpw_http_metric {
     GPW_HTTP_REQUESTS,

@@ -65,7 +65,7 @@ def test_a_malformed_request_is_refused_with_a_remedy(cluster, path, body, code,
 
 @pytest.mark.parametrize("method,path,allow", [
     ("GET", "v1/completions", "POST"), ("PUT", "v1/chat/completions", "POST"), ("POST", "health", "GET, HEAD"),
-    ("DELETE", "v1/models", "GET, HEAD"), ("DELETE", "v1/models/NAME", "GET, HEAD")])
+    ("DELETE", "v1/models", "GET, HEAD"), ("POST", "v1/compressors", "GET, HEAD"), ("DELETE", "v1/models/NAME", "GET, HEAD")])
 def test_a_wrong_method_is_refused_with_the_right_one(cluster, method, path, allow):
     path = path.replace("NAME", cluster.workers[0].address["model"])
     status, text = curl("-i", "-X", method, f"{cluster.url()}/{path}")

@@ -40,6 +40,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     for (uint32_t i = 0; i < request.token_count; i++) {
         check(request.tokens[i] >= 0 && request.tokens[i] < limits.vocab);
     }
+    check(request.continuation_count == 0 || request.max_tokens == request.continuation_count);
+    for (uint32_t i = 0; i < request.continuation_count; i++) {
+        check(request.continuation[i] >= 0 && request.continuation[i] < limits.vocab);
+    }
     // A text in pieces and whole shows the same.
     if (request.prompt) {
         gpw_text_t text;

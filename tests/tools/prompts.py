@@ -2,9 +2,10 @@
 """Prompts cut out of real text: prose, code, JSON, tool calls and other languages, from 16 to 8,000 tokens.
 
 The text is the repository's: `cut(count)` gives the same prompts as long as that is the same. A length in tokens is meant
-for SmolLM2's tokenizer and is about right. `python3 tests/tools/prompts.py` lists them.
+for SmolLM2's tokenizer and is about right. `python3 tests/tools/prompts.py` lists them; with `--jsonl TOKENS ...` it prints prompts for `assay compare`.
 """
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,21 @@ def cut(per_kind=None, longest=8000):
     return prompts
 
 
+def lines(tokens, samples=2):
+    """Prompts for `assay compare --prompts`: of each kind some of about so many tokens, with the text that follows them."""
+    for kind, text in texts().items():
+        text = text.encode()
+        size, follows = int(tokens * BYTES[kind]), 2048
+        for number in range(samples):
+            begin = int(number * STRIDE % 1 * max(len(text) - size - follows, 0))
+            prompt, rest = (text[at:to].decode(errors="ignore") for at, to in ((begin, begin + size), (begin + size, begin + size + follows)))
+            yield json.dumps({"name": f"{kind}-{number}", "context": tokens, "prompt": prompt, "continuation": rest})
+
+
 if __name__ == "__main__":
-    for prompt in cut():
-        print(prompt.name, len(prompt.text), repr(prompt.text[:60]))
+    if sys.argv[1:2] == ["--jsonl"]:
+        for length in sys.argv[2:]:
+            print("\n".join(lines(int(length))))
+    else:
+        for prompt in cut():
+            print(prompt.name, len(prompt.text), repr(prompt.text[:60]))

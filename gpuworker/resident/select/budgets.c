@@ -48,12 +48,12 @@ uint32_t gpw_select_budget(const gpw_compressor_params_t *params, uint32_t layer
     return (uint32_t)(with / steps - before / steps);
 }
 
-static float *scores_of(const gpw_choice_t *choice, uint32_t kv_head)
+static float *scores_of(const gpw_selection_t *choice, uint32_t kv_head)
 {
     return choice->scratch->scores + (size_t)kv_head * choice->scratch->stride;
 }
 
-static void keep_same(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void keep_same(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     for (uint32_t h = 0; h < choice->shape->kv_heads; h++) {
         gpw_select_top(scores_of(choice, h), choice->tokens, choice->budget,
@@ -64,7 +64,7 @@ static void keep_same(const gpw_choice_t *choice, gpw_kept_t *kept)
 
 // The positions' room serves for the safeguard's first. What lies behind a head's tokens is never
 // kept: there are enough tokens.
-static void keep_shared(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void keep_shared(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     uint32_t heads = choice->shape->kv_heads, stride = choice->scratch->stride;
     uint32_t floor =
@@ -88,7 +88,7 @@ static void keep_shared(const gpw_choice_t *choice, gpw_kept_t *kept)
     }
 }
 
-void gpw_select_scored(const gpw_choice_t *choice, gpw_kept_t *kept)
+void gpw_select_scored(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     AS_ASSERT(choice->sinks <= choice->budget && choice->budget <= choice->tokens);
     for (uint32_t h = 0; h < choice->shape->kv_heads; h++) {

@@ -70,7 +70,7 @@ static void rotate(const krn_rope_t *rope, const float *mean, float *q)
 }
 
 // Row 0 of q[1 + rows][dim] becomes mu', the others R (q[r] - mu), of one query head.
-static void expect_queries(const gpw_choice_t *choice, uint32_t head, float *q)
+static void expect_queries(const gpw_selection_t *choice, uint32_t head, float *q)
 {
     const gpw_segment_observe_t *seen = choice->seen;
     uint32_t dim = choice->shape->head_dim, rows = seen->rows;
@@ -99,7 +99,8 @@ static void expect_queries(const gpw_choice_t *choice, uint32_t head, float *q)
 }
 
 // z of the columns of a product, for one query head and the logits of its rows.
-static void exponents(const gpw_choice_t *choice, const float *logits, uint32_t columns, float *z)
+static void exponents(const gpw_selection_t *choice, const float *logits, uint32_t columns,
+                      float *z)
 {
     uint32_t rows = choice->seen->rows;
     float scale = choice->seen->scale, spread = scale * scale / (2 * (float)rows);
@@ -131,7 +132,7 @@ static void add_softmax(const float *z, uint32_t first, uint32_t end, float *sco
     }
 }
 
-static void score_head(const gpw_choice_t *choice, uint32_t kv_head)
+static void score_head(const gpw_selection_t *choice, uint32_t kv_head)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t group = choice->shape->q_heads / choice->shape->kv_heads;
@@ -161,7 +162,7 @@ static void score_head(const gpw_choice_t *choice, uint32_t kv_head)
     }
 }
 
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_segment_observe_t *seen = choice->seen;
     AS_ASSERT(!seen->rope || seen->tokens <= seen->rope->position_count);

@@ -12,7 +12,7 @@
 #include "gpuworker/resident/select/selector.h"
 
 // The anchor to directions[0], unnormalised, and 1 / |k[t]| to spare.
-static void find_anchor(const gpw_choice_t *choice, uint32_t kv_head)
+static void find_anchor(const gpw_selection_t *choice, uint32_t kv_head)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;
@@ -32,7 +32,7 @@ static void find_anchor(const gpw_choice_t *choice, uint32_t kv_head)
 }
 
 // The anchor's length and its division by the count change no order.
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;

@@ -10,7 +10,7 @@
 #include "gpuworker/resident/select/top.h"
 #include "gpuworker/resident/select/window_scores.h"
 
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t heads = choice->shape->kv_heads, group = choice->shape->q_heads / heads;

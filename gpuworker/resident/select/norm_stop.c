@@ -25,7 +25,7 @@ static void add_norms(const float *attention, uint32_t sinks, uint32_t tokens, f
     }
 }
 
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     float *norms = scratch->scores;

@@ -4,7 +4,7 @@
 // change a norm. The sinks are kept besides, which the method leaves to their norms.
 #include "gpuworker/resident/select/selector.h"
 
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;

@@ -112,7 +112,7 @@ static size_t value_bytes(const problem_t *p, const uint32_t counts[GPW_RATES])
 }
 
 // To the scores of this head.
-static void weigh_tokens(const gpw_choice_t *choice, uint32_t kv_head)
+static void weigh_tokens(const gpw_selection_t *choice, uint32_t kv_head)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     const gpw_segment_observe_t *seen = choice->seen;
@@ -137,7 +137,7 @@ static void list_tokens(const uint8_t *rates, uint32_t count, uint32_t *tokens)
     }
 }
 
-static void choose_tokens(const gpw_choice_t *choice, const gpw_rate_request_t *request)
+static void choose_tokens(const gpw_selection_t *choice, const gpw_rate_request_t *request)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t dim = choice->shape->head_dim;
@@ -173,7 +173,7 @@ static size_t key_bytes(const problem_t *p, const uint32_t counts[GPW_RATES])
     return gpw_mixed_key_bytes(p->dim, p->tokens, channels);
 }
 
-static void variance_of_keys(const gpw_choice_t *choice, uint32_t kv_head, double *variance)
+static void variance_of_keys(const gpw_selection_t *choice, uint32_t kv_head, double *variance)
 {
     double sums[KRN_HEAD_DIM_MAX] = {0};
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;
@@ -195,7 +195,7 @@ static void variance_of_keys(const gpw_choice_t *choice, uint32_t kv_head, doubl
     }
 }
 
-static void weigh_channels(const gpw_choice_t *choice, uint32_t kv_head, float *weights)
+static void weigh_channels(const gpw_selection_t *choice, uint32_t kv_head, float *weights)
 {
     const gpw_segment_observe_t *seen = choice->seen;
     const as_shape_t *shape = choice->shape;
@@ -226,7 +226,7 @@ static void order_channels(const float *weights, uint32_t dim, uint8_t *channels
     }
 }
 
-static void choose_channels(const gpw_choice_t *choice, const gpw_rate_request_t *request)
+static void choose_channels(const gpw_selection_t *choice, const gpw_rate_request_t *request)
 {
     float weights[KRN_HEAD_DIM_MAX], fours[KRN_HEAD_DIM_MAX / FOUR] = {0};
     uint32_t dim = choice->shape->head_dim, counts[GPW_RATES];
@@ -254,7 +254,7 @@ static void choose_channels(const gpw_choice_t *choice, const gpw_rate_request_t
     }
 }
 
-void gpw_rate_choose(const gpw_choice_t *choice, const gpw_rate_request_t *request)
+void gpw_rate_choose(const gpw_selection_t *choice, const gpw_rate_request_t *request)
 {
     AS_ASSERT(choice->tokens <= choice->seen->tokens - choice->seen->rows);
     choose_tokens(choice, request);

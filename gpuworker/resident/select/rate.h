@@ -43,6 +43,6 @@ typedef struct gpw_rate_request {
 } gpw_rate_request_t;
 
 // choice->budget and sinks are not looked at.
-void gpw_rate_choose(const gpw_choice_t *choice, const gpw_rate_request_t *request);
+void gpw_rate_choose(const gpw_selection_t *choice, const gpw_rate_request_t *request);
 
 #endif

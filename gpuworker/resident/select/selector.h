@@ -42,7 +42,7 @@ size_t gpw_select_carve(const as_shape_t *shape, uint32_t tokens_max, bool obser
                         gpw_select_scratch_t *scratch_p);
 
 // One layer to choose from.
-typedef struct gpw_choice {
+typedef struct gpw_selection {
     const gpw_compressor_params_t *params;
     const as_shape_t *shape;
     const krn_ops_t *ops;
@@ -52,7 +52,7 @@ typedef struct gpw_choice {
     uint32_t budget;         // tokens that a KV head keeps, in the mean; sinks <= budget <= tokens
     const gpw_segment_observe_t *seen; // NULL where queries are not looked at
     const gpw_select_scratch_t *scratch;
-} gpw_choice_t;
+} gpw_selection_t;
 
 // What was chosen: the positions of KV head 0, ascending, behind them those of head 1, and so on.
 typedef struct gpw_kept {
@@ -65,7 +65,7 @@ typedef struct gpw_selector {
     bool observes;   // looks at the prompt's last queries
     bool data_sized; // may keep fewer than the budget
     // NULL: chooses by whole blocks as they are sealed (exact.h).
-    void (*choose)(const gpw_choice_t *choice, gpw_kept_t *kept);
+    void (*choose)(const gpw_selection_t *choice, gpw_kept_t *kept);
 } gpw_selector_t;
 
 // Each in the file of its name, with its formula and where it comes from.
@@ -87,10 +87,11 @@ uint32_t gpw_select_budget(const gpw_compressor_params_t *params, uint32_t layer
                            uint32_t tokens);
 // Keeps what scores most. scratch->scores has [kv_heads][tokens]; anything but NaN. The heads of
 // a layer keep choice->budget tokens each, or share these out (params->head_floor_percent).
-void gpw_select_scored(const gpw_choice_t *choice, gpw_kept_t *kept);
+void gpw_select_scored(const gpw_selection_t *choice, gpw_kept_t *kept);
 
 // Keys (part 0) or values (part 1) of one KV head and page to scratch->unpacked: f32 [tokens][dim].
-void gpw_select_unpack(const gpw_choice_t *choice, uint32_t part, uint32_t kv_head, uint32_t page);
+void gpw_select_unpack(const gpw_selection_t *choice, uint32_t part, uint32_t kv_head,
+                       uint32_t page);
 
 // Of `count` elements, a multiple of 16.
 static inline float gpw_select_dot(const float *a, const float *b, uint32_t count)

@@ -49,7 +49,8 @@ size_t gpw_select_carve(const as_shape_t *shape, uint32_t tokens_max, bool obser
     return bytes;
 }
 
-void gpw_select_unpack(const gpw_choice_t *choice, uint32_t part, uint32_t kv_head, uint32_t block)
+void gpw_select_unpack(const gpw_selection_t *choice, uint32_t part, uint32_t kv_head,
+                       uint32_t block)
 {
     const as_shape_t *shape = choice->shape;
     size_t elements = (size_t)shape->block_tokens * shape->head_dim;
@@ -59,7 +60,7 @@ void gpw_select_unpack(const gpw_choice_t *choice, uint32_t part, uint32_t kv_he
 }
 
 // Keys of the tokens [first, end) as panels [count / 16][dim][16]; the last is padded.
-static void pack_keys(const gpw_choice_t *choice, uint32_t kv_head, const krn_weight_t *keys,
+static void pack_keys(const gpw_selection_t *choice, uint32_t kv_head, const krn_weight_t *keys,
                       uint32_t first, uint32_t end)
 {
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;
@@ -81,7 +82,7 @@ static void pack_keys(const gpw_choice_t *choice, uint32_t kv_head, const krn_we
     }
 }
 
-uint32_t gpw_window_products(const gpw_choice_t *choice, uint32_t kv_head, uint32_t rows,
+uint32_t gpw_window_products(const gpw_selection_t *choice, uint32_t kv_head, uint32_t rows,
                              uint32_t first, uint32_t end)
 {
     uint32_t count = end - first < GPW_PRODUCT_TOKENS ? end - first : GPW_PRODUCT_TOKENS;
@@ -96,7 +97,7 @@ uint32_t gpw_window_products(const gpw_choice_t *choice, uint32_t kv_head, uint3
 }
 
 // The queries of the window and their log-sum-exps, without those of other heads in between.
-static void gather_queries(const gpw_choice_t *choice, const gpw_window_t *window)
+static void gather_queries(const gpw_selection_t *choice, const gpw_window_t *window)
 {
     const gpw_segment_observe_t *seen = choice->seen;
     const as_shape_t *shape = choice->shape;
@@ -135,7 +136,7 @@ static void sum_tile(void *ctx, uint32_t index)
     }
 }
 
-void gpw_window_scores(const gpw_choice_t *choice, const gpw_window_t *window, float *scores)
+void gpw_window_scores(const gpw_selection_t *choice, const gpw_window_t *window, float *scores)
 {
     const gpw_segment_observe_t *seen = choice->seen;
     uint32_t group = choice->shape->q_heads / choice->shape->kv_heads;

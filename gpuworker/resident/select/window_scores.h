@@ -23,12 +23,12 @@ typedef struct gpw_window {
 } gpw_window_t;
 
 // scores[i] of the tokens i < window->tokens; there is room for scratch->stride of them.
-void gpw_window_scores(const gpw_choice_t *choice, const gpw_window_t *window, float *scores);
+void gpw_window_scores(const gpw_selection_t *choice, const gpw_window_t *window, float *scores);
 
 // scratch->logits[row][t] = scratch->q[row] . key of token first + t of a KV head, for up to
 // GPW_PRODUCT_TOKENS tokens before `end`; returns how many columns a row of logits has, a multiple
 // of 16: those beyond `end` have no meaning.
-uint32_t gpw_window_products(const gpw_choice_t *choice, uint32_t kv_head, uint32_t rows,
+uint32_t gpw_window_products(const gpw_selection_t *choice, uint32_t kv_head, uint32_t rows,
                              uint32_t first, uint32_t end);
 
 #endif

@@ -51,13 +51,13 @@ static inline void choose_now(gpw_segment_t *segment, const gpw_segment_observe_
     const as_shape_t *shape = &chosen.sample->shape;
     gpw_select_scratch_t scratch;
     gpw_select_carve(shape, args->tokens, true, args->scratch, &scratch);
-    gpw_choice_t choice = {.params = chosen.params,
-                           .shape = shape,
-                           .ops = krn_cpu(),
-                           .pages = args->pages,
-                           .tokens = chosen.sample->blocks * shape->block_tokens,
-                           .seen = args,
-                           .scratch = &scratch};
+    gpw_selection_t choice = {.params = chosen.params,
+                              .shape = shape,
+                              .ops = krn_cpu(),
+                              .pages = args->pages,
+                              .tokens = chosen.sample->blocks * shape->block_tokens,
+                              .seen = args,
+                              .scratch = &scratch};
     uint32_t *tokens = malloc((choice.tokens + 1) * sizeof(*tokens));
     for (uint32_t h = 0; h < shape->kv_heads; h++) {
         uint8_t channels[KRN_HEAD_DIM_MAX];

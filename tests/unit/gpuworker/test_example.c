@@ -13,7 +13,7 @@
 //   score[t] = |v[t]|^2
 #include "gpuworker/resident/select/selector.h"
 
-static void choose(const gpw_choice_t *choice, gpw_kept_t *kept)
+static void choose(const gpw_selection_t *choice, gpw_kept_t *kept)
 {
     const gpw_select_scratch_t *scratch = choice->scratch;
     uint32_t size = choice->shape->block_tokens, dim = choice->shape->head_dim;

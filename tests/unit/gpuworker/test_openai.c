@@ -100,6 +100,26 @@ static void a_prompt_may_be_token_ids_or_a_batch_of_one(void **state)
     gpw_api_request_fini(&request);
 }
 
+static void a_continuation_is_the_whole_answer(void **state)
+{
+    (void)state;
+    static const char *const bodies[] = {
+        "{\"prompt\":[5],\"stop\":null,\"n\":1,\"assay\":{\"continuation\":[5,999,0]}}",
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"max_tokens\":null,"
+        "\"assay\":{\"continuation\":[5,999,0]}}"};
+    for (int chat = 0; chat < 2; chat++) {
+        gpw_api_request_t request;
+        gpw_api_error_t error;
+        assert_true(
+            parse(chat ? GPW_API_CHAT : GPW_API_COMPLETION, bodies[chat], &request, &error));
+        assert_int_equal(request.continuation_count, 3);
+        assert_int_equal(request.continuation[1], 999);
+        assert_int_equal(request.max_tokens, 3);
+        assert_true(request.ignore_end);
+        gpw_api_request_fini(&request);
+    }
+}
+
 static void text_parts_of_a_message_are_joined(void **state)
 {
     (void)state;
@@ -197,6 +217,19 @@ static const refusal_t refusals[] = {
     {GPW_API_COMPLETION, "\"prompt\":{}", "prompt", "but is an object"},
     {GPW_API_COMPLETION, "\"max_tokens\":4", "prompt", "missing"},
     {GPW_API_COMPLETION, ",\"messages\":[]", "messages", "is a parameter of /v1/chat/completions"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"continuation\":\"text\"}", "assay.continuation",
+     "an array of token ids"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"continuation\":[]}", "assay.continuation",
+     "an array of token ids"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"continuation\":[1,1000]}", "assay.continuation[1]",
+     "from 0 to 999"},
+    {GPW_API_COMPLETION, ",\"assay\":{\"continuation\":[1]},\"n\":2", "n", "leave it out"},
+    {GPW_API_COMPLETION, ",\"max_tokens\":1,\"assay\":{\"continuation\":[1]}", "max_tokens",
+     "the whole answer"},
+    {GPW_API_COMPLETION, ",\"stop\":\"x\",\"assay\":{\"continuation\":[1]}", "stop",
+     "the whole answer"},
+    {GPW_API_CHAT, ",\"max_completion_tokens\":1,\"assay\":{\"continuation\":[1]}",
+     "max_completion_tokens", "the whole answer"},
     {GPW_API_CHAT, "\"messages\":[]", "messages", "1 to 1024"},
     {GPW_API_CHAT, "\"messages\":\"hello\"", "messages", "but is \"hello\""},
     {GPW_API_CHAT, "\"messages\":[\"hello\"]", "messages[0]", "an object such as"},
@@ -470,6 +503,7 @@ int main(void)
         cmocka_unit_test(a_completion_takes_every_parameter),
         cmocka_unit_test(what_is_left_out_or_null_has_openais_defaults),
         cmocka_unit_test(a_prompt_may_be_token_ids_or_a_batch_of_one),
+        cmocka_unit_test(a_continuation_is_the_whole_answer),
         cmocka_unit_test(text_parts_of_a_message_are_joined),
         cmocka_unit_test(features_that_are_not_offered_are_taken_where_they_do_nothing),
         cmocka_unit_test(a_wrong_parameter_is_named_with_its_remedy),
