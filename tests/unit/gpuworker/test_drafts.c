@@ -51,19 +51,22 @@ static gpw_compressor_t noise(void)
     return compressor;
 }
 
-// Submits a request that drafts with a compressor which no name finds; NULL: none, plain decoding.
+// Submits a request that drafts with a compressor, also one that no name finds; NULL: plain decoding.
 static gpw_request_t *submit(rig_t *rig, const gpw_compressor_t *compressor, uint32_t horizon,
                              answer_t *answer)
 {
     gpw_request_params_t params = request_params(prompt, PROMPT, MORE);
-    params.compressor = compressor ? "kivi4" : "none";
+    bool named = compressor && gpw_compressor_find(compressor->name);
+    params.compressor = named ? compressor->name : compressor ? "kivi4" : "none";
     params.horizon = horizon;
     params.horizon_set = true;
     answer_submit(rig->worker, &params, answer);
     for (uint32_t slot = 0; slot < rig->worker->active_max; slot++) {
         gpw_request_t *request = rig->worker->active[slot];
         if (request && request->id == answer->id) {
-            request->compressor = compressor; // the engine has not seen it yet
+            if (!named) {
+                request->compressor = compressor; // the engine has not seen it yet
+            }
             return request;
         }
     }
