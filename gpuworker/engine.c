@@ -311,7 +311,7 @@ static as_status_t set_limit(gpw_engine_t *engine, uint64_t workspace_bytes)
 }
 
 as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *link,
-                             gpw_engine_t **engine_p)
+                             const gpw_compressor_t *compressors, gpw_engine_t **engine_p)
 {
     gpw_engine_t *engine = as_mem_zalloc(1, sizeof(*engine));
     if (!engine) {
@@ -321,6 +321,7 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     engine->shape = gpw_model_shape(options->model, options->block_tokens);
     engine->loop = options->engine_loop;
     engine->link = link;
+    engine->compressors = compressors;
     engine->alarm_us = UINT64_MAX;
     engine->device = (gpw_device_t){.ops = gpw_device_host()};
     gpw_streams_init(engine);
@@ -344,6 +345,9 @@ as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *li
     }
     if (status == AS_OK) {
         status = alloc_forwards(engine);
+    }
+    if (status == AS_OK) {
+        status = gpw_candidates_init(engine);
     }
     if (status == AS_OK) {
         status = set_limit(engine, as_mem_requested() - before_bytes);

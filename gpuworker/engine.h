@@ -10,6 +10,7 @@
 #define GPW_ENGINE_H
 
 #include "gpuworker/decode/batch.h"
+#include "gpuworker/decode/candidates.h"
 #include "gpuworker/decode/pushdown.h"
 #include "gpuworker/decode/stream.h"
 #include "gpuworker/metrics.h"
@@ -26,12 +27,14 @@ typedef struct gpw_engine {
     as_shape_t shape;
     as_loop_t *loop;
     gpw_link_t *link;
+    const gpw_compressor_t *compressors; // the worker's table
     krn_pool_t *pool;
     gpw_device_t device;
     gpw_shared_t *shared;
     gpw_batch_t batch;
     gpw_draft_model_t draft_model;
     gpw_push_rates_t push;
+    gpw_candidates_t candidates;
     gpw_streams_t streams;
     gpw_trace_t *trace; // NULL: none is written
     gpw_forward_slot_t forwards[GPW_REQUESTS_MAX];
@@ -56,6 +59,7 @@ typedef struct gpw_engine {
 } gpw_engine_t;
 
 as_status_t gpw_engine_alloc(const gpw_worker_options_t *options, gpw_link_t *link,
+                             const gpw_compressor_t *compressors,
                              gpw_engine_t **engine_p) AS_MUST_USE;
 // Frees all requests with it. Both loops have stopped.
 void gpw_engine_free(gpw_engine_t *engine);

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's metrics: one table.
+// The worker's metrics: one table; and one of those that every compressor has.
 #include "gpuworker/metrics.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/assert.h"
+#include "gpuworker/decode/chooser.h"
+#include "gpuworker/resident/compressor.h"
 
 #define STEP_TOTAL(step)                                                                           \
     {                                                                                              \
@@ -98,9 +106,58 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
           "Memory of the computation itself: the part of the device's that no cache gets."),
 };
 
+static as_metric_t by_method[GPW_METHOD_METRIC_COUNT][GPW_METHODS_MAX];
+static char labels[GPW_METHODS_MAX][48];
+
+// As many as the table has rows, and plain decoding.
+static void make_by_method(void)
+{
+    static const as_metric_t kinds[GPW_METHOD_METRIC_COUNT] = {
+        COUNTER(chosen_total, "Sessions for which the worker chose this compressor."),
+        COUNTER(tried_total, "Of these, sessions that were to find out what it yields."),
+        GAUGE(expected_tokens_per_1000_s,
+              "Tokens in 1,000 seconds that the newest choice expected of it; 0: not measured."),
+    };
+    const char *const *names = gpw_compressor_names(true);
+    uint32_t count = 0;
+    while (strcmp(names[count], "none") != 0) {
+        count++;
+    }
+    AS_ASSERT(count < GPW_METHODS_MAX);
+    for (uint32_t m = 0; m <= count; m++) {
+        snprintf(labels[m], sizeof(labels[m]), "compressor=\"%s\"", names[m]);
+        for (uint32_t k = 0; k < GPW_METHOD_METRIC_COUNT; k++) {
+            by_method[k][m].name = kinds[k].name;
+            by_method[k][m].help = kinds[k].help;
+            by_method[k][m].type = kinds[k].type;
+            by_method[k][m].label = labels[m];
+        }
+    }
+    for (uint32_t k = 0; k < GPW_METHOD_METRIC_COUNT; k++) {
+        as_metric_register(by_method[k], count + 1);
+    }
+}
+
 void gpw_metrics_register(void)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     as_metric_register(table, GPW_METRIC_COUNT);
+    pthread_once(&once, make_by_method);
+}
+
+void gpw_metric_method_add(gpw_method_metric_t metric, uint32_t method, int64_t amount)
+{
+    as_metric_add(&by_method[metric][method], amount);
+}
+
+void gpw_metric_method_set(gpw_method_metric_t metric, uint32_t method, int64_t value)
+{
+    as_metric_set(&by_method[metric][method], value);
+}
+
+int64_t gpw_metric_method_value(gpw_method_metric_t metric, uint32_t method)
+{
+    return as_metric_value(&by_method[metric][method]);
 }
 
 void gpw_metric_add(gpw_metric_t metric, int64_t amount)

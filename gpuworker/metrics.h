@@ -53,10 +53,22 @@ typedef enum gpw_metric {
     GPW_METRIC_COUNT
 } gpw_metric_t;
 
+// Of each method (decode/chooser.h), which is their label.
+typedef enum gpw_method_metric {
+    GPW_METHOD_CHOSEN,
+    GPW_METHOD_TRIED,
+    GPW_METHOD_EXPECTED, // thousandths of a token a second
+    GPW_METHOD_METRIC_COUNT
+} gpw_method_metric_t;
+
 void gpw_metrics_register(void); // idempotent
 void gpw_metric_add(gpw_metric_t metric, int64_t amount);
 void gpw_metric_set(gpw_metric_t metric, int64_t value);
 void gpw_metric_observe(gpw_metric_t metric, uint64_t value);
 int64_t gpw_metric_value(gpw_metric_t metric);
+// method: as the chooser numbers them.
+void gpw_metric_method_add(gpw_method_metric_t metric, uint32_t method, int64_t amount);
+void gpw_metric_method_set(gpw_method_metric_t metric, uint32_t method, int64_t value);
+int64_t gpw_metric_method_value(gpw_method_metric_t metric, uint32_t method);
 
 #endif

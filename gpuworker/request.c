@@ -31,6 +31,8 @@
 
 // A finished request publishes for at most this many put deadlines: each put ends within one.
 #define LINGER_PUTS 4u
+// Blocks of a session that stores do not have: those of the newest tokens, which are not sealed yet.
+#define OWN_BLOCKS 3u
 
 const gpw_step_entry_t gpw_steps[GPW_STEP_COUNT] = {
     [GPW_STEP_ADMIT] = {"admit", gpw_admit_turn},
@@ -85,19 +87,32 @@ static gpw_segment_options_t segment_options(const gpw_request_t *request)
     return options;
 }
 
+uint64_t gpw_request_segment_bytes(const gpw_request_t *request)
+{
+    gpw_segment_options_t options = segment_options(request);
+    return request->compressor ? request->compressor->bytes_max(&options, options.blocks_max) : 0;
+}
+
+// With so many blocks of the full cache.
+static uint64_t session_bytes(const gpw_request_t *request, uint64_t blocks)
+{
+    const as_shape_t *shape = &request->engine->shape;
+    uint64_t bytes = blocks * as_block_bytes(shape) + gpw_draft_window_bytes(request) +
+                     gpw_request_segment_bytes(request);
+    return request->compressor ? bytes + gpw_tail_bytes(shape, request->horizon.max) : bytes;
+}
+
 // All but the ring.
 static uint64_t cache_bytes_max(const gpw_request_t *request)
 {
-    const gpw_engine_t *engine = request->engine;
-    gpw_segment_options_t options = segment_options(request);
-    uint64_t blocks = options.blocks_max;
-    uint64_t bytes = blocks * as_block_bytes(&engine->shape) + gpw_draft_window_bytes(request);
-    if (request->compressor) {
-        bytes += request->compressor->bytes_max(&options, options.blocks_max);
-        bytes += gpw_tail_bytes(&engine->shape, request->horizon.max);
-        bytes += gpw_observe_bytes(request);
-    }
-    return bytes;
+    return session_bytes(request, segment_options(request).blocks_max) + gpw_observe_bytes(request);
+}
+
+uint64_t gpw_request_resident_bytes(const gpw_request_t *request)
+{
+    uint64_t blocks = segment_options(request).blocks_max;
+    bool stored = request->compressor && gpw_link_has_client(request->engine->link);
+    return session_bytes(request, stored && blocks > OWN_BLOCKS ? OWN_BLOCKS : blocks);
 }
 
 uint64_t gpw_request_ring_bytes(const gpw_request_t *request)
@@ -281,6 +296,7 @@ gpw_turn_t gpw_admit_turn(gpw_request_t *request)
     if (!is_first_in_line(request) || engine->sessions == engine->options.sessions_max) {
         return stand_in_line(request);
     }
+    gpw_candidates_choose(request);
     request->lacks_memory = !reserve(request);
     if (request->lacks_memory) {
         gpw_engine_hurry_lingerers(engine);
@@ -372,6 +388,7 @@ gpw_turn_t gpw_request_finish(gpw_request_t *request, gpw_finish_t finish, as_st
     AS_ASSERT(!request->finished);
     uint64_t now_us = as_loop_now_us(engine->loop);
     account(request);
+    gpw_candidates_end(request, status == AS_OK);
     give_up_session(request);
     if (request->cached) {
         close_resident(request);

@@ -17,6 +17,7 @@
 #define GPW_REQUEST_H
 
 #include <stdatomic.h>
+#include "gpuworker/decode/candidates.h"
 #include "gpuworker/decode/draft_model.h"
 #include "gpuworker/decode/horizon.h"
 #include "gpuworker/decode/lookup.h"
@@ -71,6 +72,7 @@ typedef struct gpw_request {
     gpw_request_params_t params; // its pointers are not used after submit
     as_key_t namespace_key;
     const gpw_compressor_t *compressor; // NULL: nothing is sealed
+    gpw_chosen_t chosen;                // where the worker chooses it
     bool keep_full; // the full cache stays in worker memory: plain decoding, nothing is brought
     bool verify;
     gpw_horizon_t horizon;
@@ -189,7 +191,10 @@ void gpw_request_unpost(gpw_request_t *request);
 void gpw_request_free(gpw_request_t *request);
 // Worst case of the session's memory.
 uint64_t gpw_request_bytes_max(const gpw_request_t *request);
-uint64_t gpw_request_ring_bytes(const gpw_request_t *request); // of these, for its swaps' ring
+uint64_t gpw_request_ring_bytes(const gpw_request_t *request);    // of these, for its swaps' ring
+uint64_t gpw_request_segment_bytes(const gpw_request_t *request); // and for its segment; 0: none
+// What it needs once its prompt is computed and stores have its blocks.
+uint64_t gpw_request_resident_bytes(const gpw_request_t *request);
 uint32_t gpw_request_drafts_left(
     const gpw_request_t *request); // drafts that may still be followed by a token
 

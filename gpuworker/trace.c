@@ -16,8 +16,8 @@ struct gpw_trace {
     uint64_t busy_begin_us, busy_end_us;
 };
 
-static const char *const lanes[GPW_TRACE_LANES] = {"draft", "swap", "verify", "push-down",
-                                                   "device"};
+static const char *const lanes[GPW_TRACE_LANES] = {"draft",     "swap",   "verify",
+                                                   "push-down", "device", "choose"};
 
 static void give_up(gpw_trace_t *trace)
 {

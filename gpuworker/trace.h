@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sessions did when, as a file of trace events that chrome://tracing and ui.perfetto.dev show:
-// the lanes draft, swap, verify and push-down of each session, and when the device computed. Engine
-// thread only.
+// the lanes draft, swap, verify and push-down of each session, how long it waited for the choice of its
+// compressor and what was chosen, and when the device computed. Engine thread only.
 #ifndef GPW_TRACE_H
 #define GPW_TRACE_H
 
@@ -16,6 +16,7 @@ typedef enum gpw_trace_lane {
     GPW_TRACE_VERIFY,
     GPW_TRACE_PUSH_DOWN,
     GPW_TRACE_DEVICE, // the same for all sessions
+    GPW_TRACE_CHOOSE, // from its arrival; counts expected tokens a second under the compressor's name
     GPW_TRACE_LANES
 } gpw_trace_lane_t;
 

@@ -104,6 +104,16 @@ static void on_goodbye(void *ctx)
 
 // ---- Submit ------------------------------------------------------------------------------------
 
+static const char *name_of(const gpw_worker_t *worker, const gpw_request_params_t *p)
+{
+    return p->compressor ? p->compressor : worker->options.compressor;
+}
+
+static bool is_auto(const gpw_worker_t *worker, const gpw_request_params_t *p)
+{
+    return strcmp(name_of(worker, p), GPW_COMPRESSOR_AUTO) == 0;
+}
+
 static const char *numerics_id(const gpw_model_t *model)
 {
     return model->output.type == KRN_WEIGHT_F32 ? NUMERICS_F32 : NUMERICS_F16;
@@ -120,18 +130,21 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
                          .tensor_parallel_size = 1,
                          .tenant_salt = p->cache_salt};
     uint32_t horizon = p->horizon_set ? p->horizon : o->horizon;
+    bool chooses = horizon > 0 && is_auto(worker, p);
     as_namespace_key(&ns, &r->namespace_key);
     r->worker = worker;
     r->engine = worker->engine;
     r->params = *p;
     r->params.ignore_end |= p->continuation != NULL;
     r->compressor = horizon > 0 ? compressor : NULL;
-    r->keep_full = !r->compressor && !o->swap_full_cache;
+    r->chosen.wanted = chooses;
+    r->keep_full = !r->compressor && !chooses && !o->swap_full_cache;
     r->verify = p->verify == GPW_VERIFY_FULL || !r->compressor; // without one every token is exact
     gpw_horizon_init(&r->horizon, horizon, horizon, !p->horizon_set);
     // Plain decoding is to be plain, and so is what swaps for each token. What is known needs no
     // proposals.
-    bool drafts = horizon > 0 && r->verify && (r->compressor || r->keep_full) && !p->continuation;
+    bool drafts =
+        horizon > 0 && r->verify && (r->compressor || chooses || r->keep_full) && !p->continuation;
     uint32_t lookup = p->prompt_lookup_set ? p->prompt_lookup : o->prompt_lookup;
     gpw_lookup_init(&r->lookup, drafts ? lookup : 0);
     gpw_draft_window_init(&r->draft_window, drafts && o->draft_model ? o->draft_tokens : 0);
@@ -140,6 +153,7 @@ static void init_request(gpw_worker_t *worker, gpw_request_t *r, const gpw_reque
     r->token_count = r->prompt_count = p->token_count;
     r->tokens_max = p->token_count + p->max_tokens;
     r->usage.prompt_tokens = p->token_count;
+    r->usage.compressor = chooses ? NULL : r->compressor ? r->compressor->name : "none";
     r->submit_task = (as_task_t){.fn = on_submit, .ctx = r};
     r->cancel_task = (as_task_t){.fn = on_cancel, .ctx = r};
     r->stop_task = (as_task_t){.fn = on_stop, .ctx = r};
@@ -167,18 +181,25 @@ static bool copy_tokens(gpw_request_t *request, const gpw_request_params_t *para
 static as_status_t make_request(gpw_worker_t *worker, const gpw_request_params_t *params,
                                 const gpw_refusal_t *refusal, gpw_request_t **request_p)
 {
-    const char *name = params->compressor ? params->compressor : worker->options.compressor;
+    const char *name = name_of(worker, params);
     const gpw_compressor_t *compressor;
     as_status_t status = gpw_params_compressor(worker, name, refusal, &compressor);
     if (status != AS_OK) {
         return status;
+    }
+    if (is_auto(worker, params) && params->verify != GPW_VERIFY_FULL) {
+        return gpw_refuse(
+            refusal, AS_ERR_INVALID,
+            "with verify \"off\" the answer depends on the compressor, so \"auto\" cannot "
+            "choose it: name one, such as \"%s\", or have the answer verified",
+            gpw_compressors()->name);
     }
     gpw_request_t *request = as_mem_zalloc(1, sizeof(*request));
     if (!request) {
         return gpw_refuse(refusal, AS_ERR_NO_MEMORY, "the worker is out of memory");
     }
     init_request(worker, request, params, compressor);
-    uint64_t bytes = gpw_request_bytes_max(request);
+    uint64_t bytes = gpw_candidates_bytes_min(request);
     if (bytes > worker->options.cache_bytes_max) {
         as_mem_free(request);
         return gpw_refuse(
@@ -321,7 +342,8 @@ static bool is_usable(const gpw_worker_options_t *o)
 {
     const gpw_compressor_t *compressor = gpw_compressor_find(o->compressor);
     return compressor ? o->calibration || !(compressor->flags & GPW_COMPRESSOR_CALIBRATED)
-                      : strcmp(o->compressor, "none") == 0;
+                      : strcmp(o->compressor, "none") == 0 ||
+                            strcmp(o->compressor, GPW_COMPRESSOR_AUTO) == 0;
 }
 
 static as_status_t check_options(gpw_worker_options_t *o)
@@ -391,7 +413,9 @@ static as_status_t take_calibration(gpw_worker_t *worker, const gpw_calibration_
     worker->calibration = *calibration;
     for (size_t i = 0; i < count; i++) {
         worker->calibrated[i] = table[i];
-        worker->calibrated[i].params.calibration = &worker->calibration;
+        if (table[i].flags & GPW_COMPRESSOR_CALIBRATED) {
+            worker->calibrated[i].params.calibration = &worker->calibration;
+        }
     }
     return AS_OK;
 }
@@ -422,7 +446,8 @@ as_status_t gpw_worker_alloc(const gpw_worker_options_t *options, gpw_worker_t *
                                 worker->cluster, &worker->link);
     }
     if (status == AS_OK) {
-        status = gpw_engine_alloc(&checked, worker->link, &worker->engine);
+        status = gpw_engine_alloc(&checked, worker->link, gpw_worker_compressor_table(worker),
+                                  &worker->engine);
     }
     if (status != AS_OK) {
         gpw_worker_free(worker);

@@ -16,9 +16,10 @@
 #include "gpuworker/model/tokenizer.h"
 
 #define GPW_LOGPROBS_MAX 20u
-#define GPW_REQUESTS_MAX 64u // most sessions_max, and most queue_max
-#define GPW_HORIZON_MAX  64u // drafted tokens before a verification
-#define GPW_LOOKUP_MAX   15u // proposed tokens of a step: with the last token sixteen rows
+#define GPW_REQUESTS_MAX 64u  // most sessions_max, and most queue_max
+#define GPW_HORIZON_MAX  64u  // drafted tokens before a verification
+#define GPW_LOOKUP_MAX   15u  // proposed tokens of a step: with the last token sixteen rows
+#define GPW_CHOSEN_BYTES 192u // of a reason for a compressor
 
 #define GPW_DRAFT_WINDOW_MIN 128u // tokens of the draft model's window
 #define GPW_DRAFT_WINDOW_MAX 65536u
@@ -49,9 +50,10 @@ typedef struct gpw_request_params {
     uint32_t max_tokens; // to generate
     gpw_choose_params_t choose;
     const char *cache_salt; // tenant salt of the namespace; NULL: none
-    const char *compressor; // one of gpw_worker_compressors(); NULL: default
-    uint32_t horizon;       // tokens of each draft; 0: plain decoding over the full cache
-    bool horizon_set;       // else chosen anew for each draft, up to the worker's `horizon`
+    const char
+        *compressor;  // one of gpw_worker_compressors(); NULL: default. "auto": full verification
+    uint32_t horizon; // tokens of each draft; 0: plain decoding over the full cache
+    bool horizon_set; // else chosen anew for each draft, up to the worker's `horizon`
     uint32_t
         prompt_lookup; // most tokens of a step that prompt lookup proposes, to GPW_LOOKUP_MAX; 0: off
     bool prompt_lookup_set; // else the worker's default
@@ -96,6 +98,8 @@ typedef struct gpw_usage {
     uint32_t recomputed_blocks;    // after a store, checksum or lease fault
     uint32_t chosen_blocks; // stored, but computed: that was expected to be faster than loading
     uint64_t queue_us, first_token_us, total_us;
+    const char *compressor;        // that it drafts on, constant; "none"; NULL: not chosen yet
+    char chosen[GPW_CHOSEN_BYTES]; // why, where the worker chose it; else empty
 } gpw_usage_t;
 
 typedef struct gpw_request_events {
@@ -119,7 +123,7 @@ typedef struct gpw_worker_options {
     uint32_t context_max;   // tokens of one request, prompt and completion; 0: the model's
     uint32_t sessions_max;  // requests that hold a cache at once; more wait
     uint32_t queue_max;     // requests that wait; more are AS_ERR_BUSY
-    const char *compressor; // default
+    const char *compressor; // default, as in requests
     // Of this model, for compressors that need one (copied); NULL: these are refused.
     const struct gpw_calibration *calibration;
     uint32_t horizon;       // longest draft of requests that fix none; 0: plain decoding
@@ -180,8 +184,8 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 // blocks that it computed are stored.
 void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id);
 
-// Names of the compressors, in table order, then "none": full cache resident, no drafting; with
-// those that need a calibration or without. NULL-terminated.
+// Names of the compressors, in table order, then "none": full cache resident, no drafting; and "auto":
+// the worker chooses one of these. With those that need a calibration or without. NULL-terminated.
 const char *const *gpw_worker_compressors(bool calibrated);
 // The table of compressors as this worker has it, with its calibration; ends with a NULL name.
 const struct gpw_compressor *gpw_worker_compressor_table(const gpw_worker_t *worker);

@@ -35,7 +35,7 @@ gpw_refuse(const gpw_refusal_t *refusal, as_status_t status, const char *format,
 // Counts, ids and ranges. AS_ERR_INVALID or AS_ERR_LIMIT, with the reason.
 as_status_t gpw_params_check(const gpw_worker_t *worker, const gpw_request_params_t *params,
                              const gpw_refusal_t *refusal) AS_MUST_USE;
-// The row of this name, with the worker's calibration; *compressor_p is NULL for "none".
+// The row of this name, with the worker's calibration; *compressor_p is NULL for "none" and "auto".
 as_status_t gpw_params_compressor(const gpw_worker_t *worker, const char *name,
                                   const gpw_refusal_t *refusal,
                                   const gpw_compressor_t **compressor_p) AS_MUST_USE;

@@ -88,20 +88,20 @@ as_status_t gpw_params_compressor(const gpw_worker_t *worker, const char *name,
                                   const gpw_compressor_t **compressor_p)
 {
     const gpw_compressor_t *found = gpw_compressor_find(name);
-    *compressor_p = found;
-    if (!found && strcmp(name, "none") != 0) {
+    *compressor_p = NULL;
+    if (!found && strcmp(name, "none") != 0 && strcmp(name, GPW_COMPRESSOR_AUTO) != 0) {
         return gpw_refuse(refusal, AS_ERR_INVALID, "compressor \"%s\" is not known: use %s", name,
                           gpw_compressor_list());
     }
-    if (found && found->flags & GPW_COMPRESSOR_CALIBRATED) {
-        if (!worker->calibrated) {
-            return gpw_refuse(
-                refusal, AS_ERR_INVALID,
-                "compressor \"%s\" needs a calibration of the model: start the worker "
-                "with --calibration FILE, which `assay calibrate` makes",
-                name);
-        }
-        *compressor_p = &worker->calibrated[found - gpw_compressors()];
+    if (!found) {
+        return AS_OK;
     }
+    if (found->flags & GPW_COMPRESSOR_CALIBRATED && !worker->calibrated) {
+        return gpw_refuse(refusal, AS_ERR_INVALID,
+                          "compressor \"%s\" needs a calibration of the model: start the worker "
+                          "with --calibration FILE, which `assay calibrate` makes",
+                          name);
+    }
+    *compressor_p = gpw_worker_compressor_table(worker) + (found - gpw_compressors());
     return AS_OK;
 }

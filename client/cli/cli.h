@@ -222,6 +222,7 @@ typedef struct cli_answer {
     char finish[16];
     double first_token_ms, total_ms; // as seen here
     json_t *usage;
+    json_t *drafted_on; // `compressor`, and `chosen` where the worker chose it; NULL: not told
 } cli_answer_t;
 
 // That every text of it is UTF-8. False: a message was printed.

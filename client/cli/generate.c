@@ -182,6 +182,8 @@ static bool on_event(void *ctx, json_t *event)
     }
     if (finish) {
         snprintf(answer->finish, sizeof(answer->finish), "%s", finish);
+        json_decref(answer->drafted_on);
+        answer->drafted_on = json_incref(json_object_get(choice, "assay"));
     }
     take_logprobs(answer, json_object_get(choice, "logprobs"));
     if (!take_text(stream, choice) || !take_bits(answer, json_object_get(choice, "assay"))) {
@@ -217,6 +219,7 @@ void cli_answer_fini(cli_answer_t *answer)
     cli_text_fini(&answer->bits);
     json_decref(answer->tokens);
     json_decref(answer->usage);
+    json_decref(answer->drafted_on);
     memset(answer, 0, sizeof(*answer));
 }
 
@@ -255,4 +258,8 @@ void cli_print_usage(FILE *out, const cli_answer_t *answer)
             cli_bytes(cli_usage(answer, "assay.swapped_bytes")),
             cli_bytes(cli_usage(answer, "assay.resident_bytes")),
             cli_bytes(cli_usage(answer, "assay.full_bytes")));
+    const char *chosen = json_string_value(json_object_get(answer->drafted_on, "chosen"));
+    if (chosen) {
+        fprintf(out, "compressor %s\n", chosen);
+    }
 }

@@ -14,6 +14,7 @@ typedef struct step {
     gpw_request_t *requests[GPW_REQUESTS_MAX];
     gpw_forward_part_t parts[GPW_REQUESTS_MAX]; // of logits: how many rows
     uint32_t offsets[GPW_REQUESTS_MAX];         // of a part's first row in the step
+    double attend_us[GPW_REQUESTS_MAX];         // of all threads' time, the part's attention
     uint32_t count, rows;
 } step_t;
 
@@ -147,15 +148,17 @@ static void join(step_t *step, gpw_request_t *request, uint32_t wanted, uint32_t
 // ---- A layer -----------------------------------------------------------------------------------
 
 typedef struct attention {
-    const step_t *step;
+    step_t *step;
     gpw_pass_rows_t rows; // of all parts
+    uint32_t share;       // of the pool's threads one for each part; 1: all of them
     atomic_uint next;     // part that no thread has taken yet
 } attention_t;
 
 static void attend_part(const attention_t *attention, uint32_t i,
                         const gpw_attend_scratch_t *scratch)
 {
-    const step_t *step = attention->step;
+    step_t *step = attention->step;
+    const as_loop_t *loop = step->engine->loop;
     const as_shape_t *shape = &step->engine->shape;
     size_t q_width = (size_t)shape->q_heads * shape->head_dim;
     size_t kv_width = (size_t)shape->kv_heads * shape->head_dim;
@@ -169,7 +172,9 @@ static void attend_part(const attention_t *attention, uint32_t i,
     rows.v += at * kv_width;
     rows.out += at * q_width;
     rows.scratch = scratch;
+    uint64_t start_us = as_loop_now_us(loop);
     request->pass.kind->attend(request, &rows);
+    step->attend_us[i] = (double)(as_loop_now_us(loop) - start_us) / attention->share;
 }
 
 static void attend_alone(void *ctx, uint32_t index)
@@ -186,14 +191,15 @@ static void attend_alone(void *ctx, uint32_t index)
 static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, const float *q,
                    const krn_f16 *k, const krn_f16 *v, float *out)
 {
-    const step_t *step = ctx;
+    step_t *step = ctx;
     gpw_engine_t *engine = step->engine;
     uint32_t threads = krn_pool_threads(engine->pool);
-    attention_t attention = {.step = step,
-                             .rows = {.layer = layer, .q = q, .k = k, .v = v, .out = out}};
+    attention_t attention = {
+        .step = step, .rows = {.layer = layer, .q = q, .k = k, .v = v, .out = out}, .share = 1};
     (void)row0;
     AS_ASSERT(rows == step->rows);
     if (threads > 1 && step->count >= 2 * threads) {
+        attention.share = threads;
         krn_pool_run(engine->pool, threads, attend_alone, &attention);
         return;
     }
@@ -202,13 +208,19 @@ static void attend(void *ctx, uint32_t layer, uint32_t row0, uint32_t rows, cons
     }
 }
 
-// The step's time since then is that of its rows, each as much.
+// Of the step's time since then attention is that of who attended, the rest that of all rows, each as much.
 static void share_time(const step_t *step, uint64_t since_us)
 {
     const gpw_engine_t *engine = step->engine;
-    uint64_t us = engine->options.tick_us + as_loop_now_us(engine->loop) - since_us;
+    double rest_us = (double)(engine->options.tick_us + as_loop_now_us(engine->loop) - since_us);
+    for (uint32_t i = 0; i < step->count; i++) {
+        rest_us -= step->attend_us[i];
+    }
+    rest_us = rest_us > 0 ? rest_us : 0; // clocks of several threads
     for (uint32_t i = 0; i < step->count && step->rows > 0; i++) {
-        step->requests[i]->pass.busy_us += (double)us * step->parts[i].rows / step->rows;
+        gpw_pass_t *pass = &step->requests[i]->pass;
+        pass->attend_us += step->attend_us[i];
+        pass->busy_us += step->attend_us[i] + rest_us * step->parts[i].rows / step->rows;
     }
 }
 

@@ -143,6 +143,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     }
     uint32_t drafts = request->token_count + request->draft_count - first; // of this pass
     request->round.draft_us += request->pass.busy_us;
+    request->round.draft_attend_us += request->pass.attend_us;
     gpw_proposals_learn(request, request->tokens[first], drafts - 1);
     gpw_pass_end(request);
     return gpw_draft_turn(request);

@@ -51,8 +51,9 @@ typedef struct gpw_horizon_load {
 
 typedef struct gpw_horizon_outcome {
     uint32_t drafted, accepted;
-    double draft_us;  // device time of all draft steps
-    double verify_us; // of the verification's rows, drafted + 1
+    double draft_us;                          // device time of all draft steps
+    double verify_us;                         // of the verification's rows, drafted + 1
+    double draft_attend_us, verify_attend_us; // of these, attention
 } gpw_horizon_outcome_t;
 
 void gpw_horizon_init(gpw_horizon_t *horizon, uint32_t fixed, uint32_t max, bool adaptive);

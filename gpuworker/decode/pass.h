@@ -74,7 +74,9 @@ typedef struct gpw_pass {
     uint32_t position, rows;            // first position
     uint32_t logits_row, logits_wanted; // rows whose logits it waits for once all layers are done
     bool streams;                       // the swap brings its layers while it runs
-    double busy_us; // device time so far: of steps that it shared, the part of its rows
+    double
+        busy_us; // device time so far: its own attention, and of what it shared the part of its rows
+    double attend_us; // of this, attention
 } gpw_pass_t;
 
 // Tokens are request->tokens[position ...]. For a full pass the blocks must cover the rows. Returns

@@ -120,6 +120,7 @@ static uint32_t sealed_target(const gpw_request_t *request)
 static void seal_layer(gpw_request_t *request, uint32_t layer)
 {
     gpw_sealed_t *sealed = &request->sealed;
+    uint64_t start_us = as_loop_now_us(request->engine->loop);
     if (!sealed->segment) {
         return;
     }
@@ -130,6 +131,7 @@ static void seal_layer(gpw_request_t *request, uint32_t layer)
     for (uint32_t b = 0; b < target; b++) {
         sealed->compressor->seal(sealed->segment, layer, b, gpw_pass_extent(request, b, layer));
     }
+    request->chosen.sealing_us += (double)(as_loop_now_us(request->engine->loop) - start_us);
 }
 
 // A session that keeps its blocks holds its prefix too; it is still known where it is stored.
@@ -196,6 +198,7 @@ static gpw_turn_t complete(gpw_request_t *request, const float *logits, uint32_t
     gpw_blocks_filled(&request->blocks);
     request->exact_tokens = request->token_count;
     let_go(request);
+    gpw_candidates_sealed(request, request->sealed.blocks * request->blocks.shape.block_tokens);
     give_back(request);
     gpw_metric_add(GPW_METRIC_CACHED_TOKENS_TOTAL, request->usage.cached_tokens);
     if (request->route) {

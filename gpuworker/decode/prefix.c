@@ -97,6 +97,7 @@ static gpw_turn_t finish(gpw_request_t *request)
     if (request->swap.stream->sealed) {
         sealed->compressor->adopt(sealed->segment, request->blocks.stored);
         gpw_metric_add(GPW_METRIC_SEALED_FETCHED_BLOCKS_TOTAL, request->blocks.stored);
+        gpw_candidates_stored(request, 0, request->blocks.stored, true);
     }
     sealed->blocks = request->blocks.stored;
     gpw_swap_end(request);
@@ -118,6 +119,7 @@ static gpw_turn_t missed(gpw_request_t *request)
         return gpw_request_restart(request);
     }
     request->sealed_missed = true;
+    gpw_candidates_stored(request, 0, request->blocks.stored, false);
     return GPW_TURN_AGAIN;
 }
 

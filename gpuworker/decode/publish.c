@@ -138,6 +138,9 @@ static void sealed_done(gpw_request_t *request, gpw_put_t *put, const gpw_transf
     bool taken = news->status == AS_OK &&
                  gpw_stored_shape(request->compressor, &request->blocks.shape, &shape);
     uint64_t bytes = taken ? as_block_bytes(&shape) : 0;
+    if (news->status == AS_OK || news->status == AS_ERR_EXISTS) {
+        gpw_candidates_stored(request, put->block, 1, true);
+    }
     request->usage.published_bytes += bytes;
     gpw_metric_add(GPW_METRIC_SEALED_PUBLISHED_BYTES_TOTAL, (int64_t)bytes);
     as_mem_free(put->sealed);

@@ -16,18 +16,36 @@ static uint32_t swap_blocks(const gpw_request_t *request)
     return gpw_swap_range(request, request->blocks.stored, &first);
 }
 
+double gpw_round_exposed(const gpw_engine_t *engine)
+{
+    double layers = engine->shape.layers;
+    double hidden = engine->options.overlap ? engine->options.swap_ring_layers : 0;
+    return hidden < layers ? 1 - hidden / layers : 0;
+}
+
 static gpw_horizon_load_t load_of(const gpw_request_t *request)
 {
     const gpw_engine_t *engine = request->engine;
-    double layers = engine->shape.layers;
     bool pushed = engine->options.push_down == GPW_PUSH_DOWN_ON;
-    double hidden = engine->options.overlap ? engine->options.swap_ring_layers : 0;
     gpw_horizon_load_t load;
     gpw_riders_load(request, &load);
     load.swap_us = pushed ? 0 : gpw_swap_link_us(engine, swap_blocks(request));
-    load.exposed = hidden < layers ? 1 - hidden / layers : 0;
+    load.exposed = gpw_round_exposed(engine);
     load.riders = load.swap_us > 0 ? load.riders : 1;
     return load;
+}
+
+// One that knows nothing begins with what is known on its chain, or of its compressor.
+static void follow(gpw_request_t *request)
+{
+    const gpw_request_t *like = gpw_riders_like(request);
+    gpw_horizon_t known;
+    if (like) {
+        gpw_horizon_follow(&request->horizon, &like->horizon);
+    }
+    if (gpw_candidates_expect(request, &known)) {
+        gpw_horizon_follow(&request->horizon, &known);
+    }
 }
 
 void gpw_round_begin(gpw_request_t *request)
@@ -35,13 +53,11 @@ void gpw_round_begin(gpw_request_t *request)
     gpw_round_t *round = &request->round;
     uint32_t left = gpw_request_drafts_left(request);
     gpw_horizon_load_t load = load_of(request);
-    const gpw_request_t *like = gpw_riders_like(request);
-    if (like) {
-        gpw_horizon_follow(&request->horizon, &like->horizon);
-    }
+    follow(request);
     uint32_t target = gpw_horizon_get(&request->horizon, &load);
     round->begin_us = as_loop_now_us(request->engine->loop);
     round->draft_us = 0;
+    round->draft_attend_us = 0;
     uint32_t most = request->horizon.max < left ? request->horizon.max : left;
     bool is_last = request->horizon.adaptive && left == most && left <= target + target / LAST_PART;
     round->wanted = target < left && !is_last ? target : left;

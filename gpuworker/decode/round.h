@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct gpw_engine;
 struct gpw_request;
 
 typedef struct gpw_round {
@@ -19,11 +20,14 @@ typedef struct gpw_round {
     uint32_t wanted;              // tokens to draft, as the horizon says
     uint32_t target, limit;       // in step with others on its chain; most tokens
     double draft_us;              // device time of the draft so far
+    double draft_attend_us;       // of this, attention
     double
         step_us; // wall time of a draft step, all that came between included (decayed); 0: not known
     double expected_us, expected_tokens; // of the round; 0: not known
 } gpw_round_t;
 
+// Share of a swap's time that no draft can hide (decode/horizon.h).
+double gpw_round_exposed(const struct gpw_engine *engine);
 void gpw_round_begin(struct gpw_request *request);
 bool gpw_round_wants_swap(const struct gpw_request *request);
 bool gpw_round_is_drafted(const struct gpw_request *request);

@@ -50,7 +50,12 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
 {
     uint32_t drafted = request->draft_count;
     uint32_t accepted = request->usage.accepted_tokens - request->accepted_before;
-    double verify_us = request->pass.busy_us;
+    gpw_horizon_outcome_t outcome = {.drafted = drafted,
+                                     .accepted = accepted,
+                                     .draft_us = request->round.draft_us,
+                                     .verify_us = request->pass.busy_us,
+                                     .draft_attend_us = request->round.draft_attend_us,
+                                     .verify_attend_us = request->pass.attend_us};
     trace(request, accepted + 1);
     gpw_proposals_learn(request, request->tokens[request->pass.position + 1], accepted);
     gpw_pass_end(request);
@@ -64,11 +69,8 @@ static gpw_turn_t commit(gpw_request_t *request, bool is_complete)
     request->usage.verifications++;
     gpw_metric_add(GPW_METRIC_DRAFTED_TOKENS_TOTAL, drafted);
     gpw_metric_add(GPW_METRIC_ACCEPTED_TOKENS_TOTAL, accepted);
-    gpw_horizon_outcome_t outcome = {.drafted = drafted,
-                                     .accepted = accepted,
-                                     .draft_us = request->round.draft_us,
-                                     .verify_us = verify_us};
     gpw_horizon_learn(&request->horizon, &outcome);
+    gpw_candidates_learn(request, &outcome);
     gpw_round_end(request, accepted + 1);
     gpw_reply_flush(request);
     return is_complete ? gpw_reply_complete(request) : gpw_request_go(request, GPW_STEP_SEAL);

@@ -275,7 +275,8 @@ static const gpw_compressor_t table[] = {
     {.name = NULL},
 };
 
-#define NAME_COUNT     (sizeof(table) / sizeof(table[0])) // "none" for the last row
+#define ROW_COUNT      (sizeof(table) / sizeof(table[0])) // with that without a name
+#define NAME_COUNT     (ROW_COUNT + 1)                    // "none" for it, and "auto"
 #define LIST_BYTES_MAX 1024
 
 static const char *names[2][NAME_COUNT + 1]; // without those that need a calibration; all
@@ -286,8 +287,9 @@ static void make_names(void)
     size_t written = 0, usable = 0;
     for (size_t i = 0; i < NAME_COUNT; i++) {
         bool last = i + 1 == NAME_COUNT;
-        names[1][i] = last ? "none" : table[i].name;
-        if (!(table[i].flags & GPW_COMPRESSOR_CALIBRATED)) {
+        const char *none = i + 1 < ROW_COUNT ? table[i].name : "none";
+        names[1][i] = last ? GPW_COMPRESSOR_AUTO : none;
+        if (i >= ROW_COUNT || !(table[i].flags & GPW_COMPRESSOR_CALIBRATED)) {
             names[0][usable++] = names[1][i];
         }
         written += (size_t)snprintf(list + written, sizeof(list) - written, "%s%s",

@@ -162,10 +162,13 @@ typedef struct gpw_compressor {
 const gpw_compressor_t *gpw_compressors(void);
 // NULL when there is none of this name.
 const gpw_compressor_t *gpw_compressor_find(const char *name);
+#define GPW_COMPRESSOR_AUTO "auto"
+
 // What a request may ask for: the names of the table in its order, with those that need a calibration
-// or without, then "none" (the full cache, no drafting); NULL-terminated.
+// or without, then "none" (the full cache, no drafting) and "auto" (the worker chooses one of these,
+// decode/chooser.h); NULL-terminated.
 const char *const *gpw_compressor_names(bool calibrated);
-// All of them for people: "a, b or none".
+// All of them for people: "a, b, none or auto".
 const char *gpw_compressor_list(void);
 
 size_t gpw_segment_scratch_bytes(const as_shape_t *shape, uint32_t rows);

@@ -14,7 +14,7 @@
 
 static gpw_daemon_config_t config;
 static as_daemon_flags_t common;
-static char compressor_help[256]; // with the table's names
+static char compressor_help[1024]; // with the table's names
 
 // One option, two or three lines.
 // clang-format off
@@ -181,6 +181,15 @@ static bool needs_calibration(const char *compressor)
     return found && found->flags & GPW_COMPRESSOR_CALIBRATED;
 }
 
+static bool is_compressor(const char *value)
+{
+    const char *const *name = gpw_compressor_names(true);
+    while (*name && strcmp(*name, value) != 0) {
+        name++;
+    }
+    return *name != NULL;
+}
+
 // Checks what the table cannot. Returns an exit code.
 static int check(void)
 {
@@ -203,7 +212,7 @@ static int check(void)
     if (!gpw_push_down_find(config.push_down, &config.push_down_mode)) {
         return refuse("push-down", config.push_down, "off, on or auto");
     }
-    if (strcmp(config.compressor, "none") != 0 && !gpw_compressor_find(config.compressor)) {
+    if (!is_compressor(config.compressor)) {
         return refuse("compressor", config.compressor, gpw_compressor_list());
     }
     if (!config.calibration && needs_calibration(config.compressor)) {
@@ -242,7 +251,8 @@ bool gpw_daemon_options(int argc, char **argv, gpw_daemon_config_t *config_p, in
         .table = table,
         .count = sizeof(table) / sizeof(table[0]),
     };
-    snprintf(compressor_help, sizeof(compressor_help), "how caches are compressed: %s",
+    snprintf(compressor_help, sizeof(compressor_help),
+             "how caches are compressed: %s; auto: as is fastest by what was measured",
              gpw_compressor_list());
     as_options_outcome_t outcome;
     *code_p = 2;

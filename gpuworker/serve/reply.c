@@ -156,6 +156,17 @@ static json_t *reply_logprobs(const gpw_choice_t *choice)
     return json_pack("{s:o, s:n}", "content", json_copy(choice->logprobs), "refusal");
 }
 
+// What the choice was drafted on, and why, where the worker chose it.
+static void add_compressor(json_t *assay, const gpw_usage_t *usage)
+{
+    if (usage->compressor) {
+        json_object_set_new(assay, "compressor", json_string(usage->compressor));
+    }
+    if (usage->chosen[0]) {
+        json_object_set_new(assay, "chosen", json_string(usage->chosen));
+    }
+}
+
 // What both forms of a choice have in common. `finished`: the reason, else null.
 static json_t *reply_choice(const gpw_choice_t *choice, bool finished)
 {
@@ -163,11 +174,18 @@ static json_t *reply_choice(const gpw_choice_t *choice, bool finished)
     json_object_set_new(object, "index", json_integer(choice->index));
     json_object_set_new(object, "logprobs", reply_logprobs(choice));
     json_object_set_new(object, "finish_reason", finished ? finish_reason(choice) : json_null());
+    json_t *assay = json_object();
     if (choice->generation->request.logits_hash) {
-        json_object_set_new(object, "assay",
-                            json_pack("{s:o, s:o}", "tokens", json_copy(choice->token_ids),
-                                      "logits_hashes", json_copy(choice->hashes)));
+        json_object_set_new(assay, "tokens", json_copy(choice->token_ids));
+        json_object_set_new(assay, "logits_hashes", json_copy(choice->hashes));
     }
+    if (finished) {
+        add_compressor(assay, &choice->usage);
+    }
+    if (json_object_size(assay) > 0) {
+        json_object_set(object, "assay", assay);
+    }
+    json_decref(assay);
     return object;
 }
 

@@ -38,8 +38,8 @@ class Arm:
         return [option for option in self.options if option.split("=")[0].lstrip("-") not in known]
 
     def own_tokens(self):
-        """Of a prompt, that the worker computes itself whatever is stored."""
-        return 32 if self.assay["compressor"] == "snapkv" else 1
+        """Of a prompt, that the worker computes itself whatever is stored; at most."""
+        return 32 if self.assay["compressor"] in OBSERVING else 1
 
 
 def arm(name, compressor, *options, verified=True, in_turn=False, **assay):
@@ -53,6 +53,7 @@ def arm(name, compressor, *options, verified=True, in_turn=False, **assay):
 
 
 COMPRESSORS = ("kivi4", "kivi2", "streaming", "snapkv")
+OBSERVING = ("snapkv", "pyramidkv", "adakv", "expected", "h2o-window", "auto")  # look at a prompt's last 32 tokens
 RESIDENT = arm("resident", "none", in_turn=True)      # the full cache in the worker's memory, sessions one after the other
 SWAP = arm("full_swap", "none", "--full-cache=swap")  # the full cache brought for every token
 DRAFTING = {name: arm(name, name) for name in COMPRESSORS}
@@ -143,28 +144,37 @@ class Run:
     def run(self):
         self.cluster.cable.shape(self.cell.gbit * 125e6)
         with self.cluster.worker(self.options) as self.worker:
-            answer = min(self.cell.answer, CONTEXT - len(self.prompts[0]["tokens"]))
-            self.sessions = [self.worker.session(prompt, answer, self.arm.assay, self.news) for prompt in self.prompts]
-            start = self.moment()
-            for session in self.sessions:
-                session.start()
-            if self.arm.in_turn:
-                first = start
-                self.wait(lambda: all(session.ended for session in self.sessions), time.monotonic() + self.cell.seconds * 20)
-            else:
-                if not self.wait(lambda: all(session.times for session in self.sessions), time.monotonic() + 600):
-                    raise RuntimeError(f"{self.arm.name}: no first token of each session within 600 s")
-                first = self.moment()
-                self.wait(lambda: any(session.ended for session in self.sessions), time.monotonic() + self.cell.seconds)
-            last = self.moment()
-            for session in self.sessions:
-                session.stop()
-            for session in self.sessions:
-                session.join(30)
-            result = self.result(start, first, last)
+            result = self.measure()
             self.worker.end_process()
             result["lanes"] = self.lanes()
             return result
+
+    def begin(self):
+        """Starts the sessions, on a worker that is there."""
+        answer = min(self.cell.answer, CONTEXT - max(len(prompt["tokens"]) for prompt in self.prompts))
+        self.sessions = [self.worker.session(prompt, answer, self.arm.assay, self.news) for prompt in self.prompts]
+        start = self.moment()
+        for session in self.sessions:
+            session.start()
+        return start
+
+    def measure(self, patience=600):
+        """All of one cell, on a worker that is there; `patience`: seconds to the last first token."""
+        start = self.begin()
+        if self.arm.in_turn:
+            first = start
+            self.wait(lambda: all(session.ended for session in self.sessions), time.monotonic() + self.cell.seconds * 20)
+        else:
+            if not self.wait(lambda: all(session.times for session in self.sessions), time.monotonic() + patience):
+                raise RuntimeError(f"{self.arm.name}: no first token of each session within {patience} s")
+            first = self.moment()
+            self.wait(lambda: any(session.ended for session in self.sessions), time.monotonic() + self.cell.seconds)
+        last = self.moment()
+        for session in self.sessions:
+            session.stop()
+        for session in self.sessions:
+            session.join(30)
+        return self.result(start, first, last)
 
     def result(self, start, first, last):
         """What was counted between the two moments. In turn: from the first token of all, since there is no moment when all run."""

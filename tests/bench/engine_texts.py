@@ -32,6 +32,27 @@ TEXTS = [
 ]
 
 
+# Of one kind, for cells that compare kinds: longer than any cell's prompts together.
+KINDS = {
+    "prose": ["tests/golden/english.txt", "docs/demo-text.txt", "README.md", "ARCHITECTURE.md", "docs/*.md", "*/README.md", "*/*/README.md",
+              "CHANGELOG.md"],
+    "code": ["client/*.c", "kvstore/*.c"],
+    "json": ["tests/golden/chat.json", "tests/golden/prompt.json", "tests/golden/tokenizer.json"],
+}
+
+
+def load_kind(model, kind, lengths):
+    """Prompts of so many tokens, one behind the other in the texts of a kind: [{"kind", "tokens"}]."""
+    files = list(dict.fromkeys(path for name in KINDS[kind] for path in sorted(ROOT.glob(name))))
+    llama = Llama(model, vocab_only=True)
+    ids = llama.tokenize(b"\n".join(path.read_bytes() for path in files))
+    llama.close()
+    if len(ids) < sum(lengths):
+        sys.exit(f"bench: the texts of the kind '{kind}' have {len(ids)} tokens, not {sum(lengths)}: give it other files in {__file__}")
+    ends = [sum(lengths[:number + 1]) for number in range(len(lengths))]
+    return [{"kind": f"{kind} {number}", "tokens": ids[end - length:end]} for number, (end, length) in enumerate(zip(ends, lengths))]
+
+
 def load(model, count, tokens):
     """`count` prompts of so many tokens: [{"kind", "tokens"}]."""
     llama, prompts = Llama(model, vocab_only=True), []

@@ -190,6 +190,35 @@ static void what_is_not_stored_sealed_is_made_of_the_full_blocks(void **state)
     }
 }
 
+// Over a slow link the form of another compressor saves more than the better drafts of kivi4 do; where nobody knows
+// of it these decide.
+static void auto_drafts_on_the_form_that_stores_are_known_to_have(void **state)
+{
+    (void)state;
+    static answer_t answer;
+    const as_sim_faults_t link = {
+        .delay_us_min = 500, .delay_us_max = 600, .bandwidth_bytes_per_s = 500000};
+    world_t world;
+    first_compressor = "kivi2";
+    open_world(&world, &(world_options_t){0}, true);
+    as_sim_set_faults(world.sim, &link);
+    gpw_candidates_t *candidates = &world.workers[1].worker->engine->candidates;
+    for (int i = 0; i < 4; i++) { // until the link's rate is known
+        ask(&world, 1, "kivi2", &answer);
+        ask(&world, 1, "kivi4", &answer);
+    }
+    ask(&world, 1, GPW_COMPRESSOR_AUTO, &answer);
+    print_message("%s\n", answer.usage.chosen);
+    assert_string_equal(answer.usage.compressor, "kivi2");
+    assert_int_equal(answer.usage.fetched_bytes, BLOCKS * sealed_bytes("kivi2"));
+    memset(&candidates->forms, 0, sizeof(candidates->forms));
+    ask(&world, 1, GPW_COMPRESSOR_AUTO, &answer);
+    print_message("%s\n", answer.usage.chosen);
+    assert_string_equal(answer.usage.compressor, "kivi4");
+    close_world(&world);
+    first_compressor = "kivi4";
+}
+
 // Segments are the same bytes, so drafts and verifications are the same ones.
 static void drafts_are_those_of_a_segment_made_here(void **state)
 {
@@ -298,6 +327,7 @@ int main(void)
         cmocka_unit_test(the_first_token_comes_in_a_fraction_of_the_time_of_the_fetch),
         cmocka_unit_test(the_sealed_form_of_every_method_that_shares_is_fetched),
         cmocka_unit_test(what_is_not_stored_sealed_is_made_of_the_full_blocks),
+        cmocka_unit_test(auto_drafts_on_the_form_that_stores_are_known_to_have),
         cmocka_unit_test(drafts_are_those_of_a_segment_made_here),
         cmocka_unit_test(stores_that_compute_none_are_fetched_from),
         cmocka_unit_test(a_prefix_is_not_lost_since_it_cannot_be_asked_for_at_once),

@@ -57,7 +57,8 @@ static void make_kinds(void)
         kind->params.compressor = compressors[i % count];
         kind->params.horizon = 1 + 5 * i % 17;
         kind->params.horizon_set = true;
-        kind->params.verify = i % 5 == 4 ? GPW_VERIFY_OFF : GPW_VERIFY_FULL;
+        bool is_auto = strcmp(kind->params.compressor, GPW_COMPRESSOR_AUTO) == 0;
+        kind->params.verify = i % 5 == 4 && !is_auto ? GPW_VERIFY_OFF : GPW_VERIFY_FULL;
         if (i % 2) {
             kind->params.choose = (gpw_choose_params_t){
                 .temperature = 0.9f, .top_p = 0.95f, .top_k = 40, .seed = 77 + i};

@@ -501,7 +501,7 @@ static void every_failed_allocation_is_survived(void **state)
     sample_free(&s);
 }
 
-static void the_names_are_those_of_the_table_and_none(void **state)
+static void the_names_are_those_of_the_table_none_and_auto(void **state)
 {
     (void)state;
     const char *const *all = gpw_compressor_names(true), *const *usable =
@@ -517,8 +517,10 @@ static void the_names_are_those_of_the_table_and_none(void **state)
     }
     assert_string_equal(all[0], "none");
     assert_string_equal(usable[0], "none");
-    assert_true(!all[1] && !usable[1]);
-    assert_string_equal(list + strlen(list) - 8, " or none");
+    assert_string_equal(all[1], "auto");
+    assert_string_equal(usable[1], "auto");
+    assert_true(!all[2] && !usable[2]);
+    assert_string_equal(list + strlen(list) - 14, ", none or auto");
 }
 
 int main(void)
@@ -536,7 +538,7 @@ int main(void)
         cmocka_unit_test(a_method_that_looks_at_queries_is_not_free_of_them),
         cmocka_unit_test(shapes_that_do_not_fit_are_refused),
         cmocka_unit_test(every_failed_allocation_is_survived),
-        cmocka_unit_test(the_names_are_those_of_the_table_and_none),
+        cmocka_unit_test(the_names_are_those_of_the_table_none_and_auto),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

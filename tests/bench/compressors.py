@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The table of `./dev bench compressors`: compressors beside each other, every answer verified.
+
+auto     8 sessions of 4,096 to 7,680 tokens (prompt and answer), texts of one kind (prose, code, JSON), links of 1 and 10 Gbit/s:
+         each compressor by name, and `auto`, whose worker has learned from short answers on other cuts of these texts before it
+         is measured. A compressor with which eight sessions do not fit at once is none to compare with, as plain decoding is not. The
+         fastest are measured a second time in turns with `auto`, for longer: the row compares these. Answers are compared, tokens and logits
+
+Processes, links, memory and moments are those of `./dev bench engine` (engine_cells.py): without prompt lookup and push-down, and no
+full cache stays on the worker that a store has. --quick measures 4 sessions of 4,096 tokens, four compressors and prose over 1 Gbit/s.
+"""
+import json
+import os
+import re
+import sys
+import time
+
+import engine_cells as cells
+import engine_cluster
+import engine_texts
+import table
+from engine_cells import Cell, Run
+from engine_cluster import connect, netns
+
+MODEL = os.environ["ASSAY_MODEL"]
+RAM_BYTES = 1900 << 20  # of the store: eight prompts
+LINKS = (1, 10)
+SESSIONS, SESSIONS_QUICK = 8, 4
+CONTEXTS = [4096 + 512 * number for number in range(SESSIONS)]
+ANSWER = 512
+QUICK = ("kivi4", "kivi2", "knorm", "snapkv")
+WAVES, WAVES_QUICK = 14, 6  # of sessions from which `auto` learns, and the tokens of their answers
+LEARNING_ANSWER = 64
+CUT = 64                    # tokens, by which each wave's prompts are shorter than those of the one before
+FIRST_S, FINAL_S = 40, 90   # seconds of a measurement
+PATIENCE_S = 240            # to the last first token: a compressor that takes longer cannot hold all sessions
+FINALISTS = 3
+AUTO = cells.arm("auto", "auto")
+
+
+def compressors_of(cluster):
+    """Those that a worker has, but for plain decoding and `auto`."""
+    with cluster.worker(["--sessions=1"]) as worker:
+        connection = connect(worker.host, worker.address)
+        connection.request("GET", "/v1/models")
+        names = json.loads(connection.getresponse().read())["data"][0]["assay"]["compressors"]
+        connection.close()
+        worker.end_process()
+    return [name for name in names if name not in ("none", "auto")]
+
+
+def by_compressor(worker, name):
+    connection = connect(worker.host, worker.address)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return {label: int(value) for label, value in re.findall(rf'^{name}{{compressor="([^"]+)"}} (\d+)$', text, re.M)}
+
+
+class Workload:
+    """Texts of one kind over one link; all arms have the same prompts, memory and link."""
+
+    def __init__(self, cluster, kind, gbit, prompts, quick):
+        self.cluster, self.name, self.prompts, self.quick = cluster, f"{kind}_{gbit}gbit", prompts, quick
+        self.cell = Cell(gbit, sum(len(prompt["tokens"]) for prompt in prompts) // len(prompts) + ANSWER, len(prompts), ANSWER, FIRST_S)
+        self.reference, self.checked, self.results = {}, [], []
+
+    def take(self, result, stage):
+        """Notes a measurement; its answers are to be those of the first."""
+        answers = result.pop("answers")
+        if not self.reference:
+            self.reference = answers
+        result["identical"] = "no" if cells.same_bits(answers, self.reference) else "yes"
+        result["stage"] = stage
+        self.checked.append(result["identical"] == "yes")
+        self.results.append(result)
+        cells.show(result)
+        return result["tokens_per_s"]
+
+    def fixed(self, name, seconds, stage):
+        """Tokens a second with one compressor; None where not all sessions fit at once."""
+        cell = Cell(self.cell.gbit, self.cell.context, self.cell.sessions, ANSWER, seconds)
+        run = Run(self.cluster, cell, cells.arm(name, name), self.prompts)
+        self.cluster.cable.shape(cell.gbit * 125e6)
+        try:
+            with self.cluster.worker(run.options) as run.worker:
+                result = run.measure(PATIENCE_S)
+                run.worker.end_process()
+        except RuntimeError as error:
+            table.say(f"{self.name} {name}: left out: {error}")
+            return None
+        return self.take(result, stage) if result["tokens"] > 0 else None
+
+    def learn(self, worker, waves):
+        """Short answers on other cuts of the same texts, to their end."""
+        begin, tokens = time.monotonic(), 0
+        for wave in range(waves):
+            cut = [{**prompt, "tokens": prompt["tokens"][:len(prompt["tokens"]) - CUT * (1 + wave)]} for prompt in self.prompts]
+            run = Run(self.cluster, Cell(self.cell.gbit, self.cell.context, len(cut), LEARNING_ANSWER), AUTO, cut)
+            run.worker = worker
+            run.begin()
+            if not run.wait(lambda run=run: all(session.ended for session in run.sessions), time.monotonic() + 1200):
+                raise RuntimeError(f"{self.name}: a wave of sessions did not end within 1,200 s")
+            tokens += sum(len(session.times) for session in run.sessions)
+            expected = by_compressor(worker, "assay_worker_expected_tokens_per_1000_s")
+            best = sorted(((rate / 1e3, name) for name, rate in expected.items() if rate), reverse=True)[:4]
+            table.say(f"{self.name}: auto, wave {wave + 1}: expects {', '.join(f'{name} {rate:.1f}' for rate, name in best)} tokens/s")
+        return tokens / (time.monotonic() - begin)
+
+    def auto(self, others):
+        """Tokens a second of auto once it has learned, and of the others, each measured by itself between two measurements of auto."""
+        run = Run(self.cluster, Cell(self.cell.gbit, self.cell.context, self.cell.sessions, ANSWER, FINAL_S), AUTO, self.prompts)
+        self.cluster.cable.shape(self.cell.gbit * 125e6)
+        with self.cluster.worker(run.options) as run.worker:
+            learning = self.learn(run.worker, WAVES_QUICK if self.quick else WAVES)
+            trials = sum(by_compressor(run.worker, "assay_worker_tried_total").values())
+            table.row(f"auto_learning_tokens_per_s_{self.name}", learning)
+            table.row(f"auto_learning_sessions_tried_{self.name}", trials)
+            rates, finals = [], {}
+            for number in range(2):
+                before = by_compressor(run.worker, "assay_worker_chosen_total")
+                rates.append(self.take(run.measure(PATIENCE_S), f"auto {number + 1}"))
+                after = by_compressor(run.worker, "assay_worker_chosen_total")
+                chosen = {name: after[name] - before[name] for name in after if after[name] > before[name]}
+                self.results[-1]["chosen"] = chosen
+                table.say(f"{self.name}: auto chose {chosen}")
+                if number == 0:
+                    finals = {name: self.fixed(name, FINAL_S, "final") for name in others}
+            run.worker.end_process()
+        return sum(rates) / len(rates), {name: rate for name, rate in finals.items() if rate}
+
+    def run(self, names):
+        first = {name: self.fixed(name, FIRST_S, "first") for name in names}
+        first = {name: rate for name, rate in first.items() if rate}
+        if not first:
+            raise RuntimeError(f"{self.name}: there is nothing to compare with")
+        finalists = sorted(first, key=first.get, reverse=True)[:FINALISTS]
+        auto, final = self.auto(finalists)
+        best = max(final, key=final.get)
+        table.say(f"{self.name}: auto {auto:.1f} tokens/s; {', '.join(f'{name} {rate:.1f}' for name, rate in final.items())}")
+        table.row(f"auto_vs_best_{self.name}", auto / final[best], 0.95)
+        for name, rate in first.items():
+            table.row(f"{name}_vs_fastest_{self.name}", rate / max(first.values()))
+        return {"workload": self.name, "first": first, "final": final, "auto": auto, "results": self.results}
+
+
+def bench_auto(quick):
+    missing = netns.missing_cable()
+    if missing:
+        sys.exit(f"bench compressors: {missing}")
+    contexts = [CONTEXTS[0]] * SESSIONS_QUICK if quick else CONTEXTS
+    raw, checked = [], []
+    for kind in ("prose",) if quick else engine_texts.KINDS:
+        prompts = engine_texts.load_kind(MODEL, kind, [context - ANSWER for context in contexts])
+        with engine_cluster.Cluster(MODEL, RAM_BYTES) as cluster:
+            cluster.fill(prompts)
+            names = QUICK if quick else compressors_of(cluster)
+            for gbit in LINKS[:1] if quick else LINKS:
+                workload = Workload(cluster, kind, gbit, prompts, quick)
+                raw.append(table.run_part(workload.name, lambda _, workload=workload: workload.run(names), quick))
+                checked += workload.checked
+    table.row("identical", sum(checked) / len(checked) if checked else 0, 1)
+    return raw
+
+
+PARTS = {"auto": bench_auto}
+
+if __name__ == "__main__":
+    sys.exit(table.main("compressors", __doc__, PARTS))
