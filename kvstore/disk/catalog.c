@@ -33,6 +33,7 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "common/mem.h"
+#include "kvstore/disk/footers.h"
 #include "proto/wire.h"
 
 #define VERSION         3u
@@ -227,6 +228,7 @@ static void measure(kvs_catalog_t *catalog)
 
 static as_status_t database_open(kvs_catalog_t *catalog)
 {
+    catalog->faults += kvs_footers_check(catalog->path);
     as_status_t status = try_open(catalog, LOG_IS_WHOLE);
     status = status == AS_ERR_CHECKSUM ? try_open(catalog, LOG_ALL_SOUND) : status;
     if (status == AS_OK) {
@@ -300,6 +302,11 @@ as_status_t kvs_catalog_open(const char *directory, kvs_catalog_t **catalog_p)
     // Nothing but the options at the start: its log is a file on the same disk, and where that fails
     // twice, writing to it ends the process (an assertion). What matters is told here.
     rocksdb_options_set_info_log_level(options, LOG_HEADER);
+    rocksdb_block_based_table_options_t *tables = rocksdb_block_based_options_create();
+    rocksdb_block_based_options_set_checksum(tables, KVS_TABLE_CHECKSUM);
+    rocksdb_block_based_options_set_format_version(tables, KVS_TABLE_VERSION);
+    rocksdb_options_set_block_based_table_factory(options, tables);
+    rocksdb_block_based_options_destroy(tables);
     catalog->read = rocksdb_readoptions_create();
     catalog->write[0] = rocksdb_writeoptions_create();
     catalog->write[1] = rocksdb_writeoptions_create();

@@ -310,6 +310,42 @@ static void many_flips_in_the_catalog_cost_blocks_and_nothing_else(void **state)
     world_close(&world);
 }
 
+// The end of each table file says that nothing seals its blocks: it is put aside and told of, and no other byte
+// of it is believed.
+static void a_table_that_says_it_has_no_checksums_is_not_believed(void **state)
+{
+    (void)state;
+    world_options_t options;
+    char path[128], file[512];
+    uint32_t tables = 0;
+    open_with_catalog(&options);
+    start_after_flips(&options, 0); // which writes its log into tables
+    assert_int_equal(disk_stat().catalog_faults, 0);
+    assert_int_equal(blocks_read(), BLOCKS);
+    kvs_store_free(world.stores[0]);
+    world.stores[0] = NULL;
+    snprintf(path, sizeof(path), "%s/catalog", directory);
+    DIR *folder = opendir(path);
+    assert_non_null(folder);
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        struct stat stat;
+        snprintf(file, sizeof(file), "%s/%s", path, entry->d_name);
+        if (strstr(entry->d_name, ".sst") && lstat(file, &stat) == 0) {
+            int fd = open(file, O_WRONLY);
+            assert_int_equal(pwrite(fd, "", 1, stat.st_size - 53), 1);
+            close(fd);
+            tables++;
+        }
+    }
+    closedir(folder);
+    assert_true(tables > 0);
+    assert_int_equal(world_store_start(&world, 0, &options.store), AS_OK);
+    world_tell_stores(&world);
+    assert_true(disk_stat().catalog_faults >= tables);
+    assert_int_equal(blocks_read(), disk_stat().blocks);
+    world_close(&world);
+}
+
 // ---- with a second copy
 
 static int64_t metric(assay_metric_t which)
@@ -533,6 +569,7 @@ int main(void)
         TEST(flips_in_segments_are_found_when_a_block_is_asked_for),
         TEST(a_flip_in_the_catalog_costs_blocks_at_most_and_is_told_of),
         TEST(many_flips_in_the_catalog_cost_blocks_and_nothing_else),
+        TEST(a_table_that_says_it_has_no_checksums_is_not_believed),
         TEST(a_flip_in_the_memory_of_one_store_costs_nothing_where_there_is_a_copy),
         TEST(a_flip_in_a_segment_costs_nothing_where_there_is_a_copy),
         TEST(a_flip_in_a_catalog_costs_nothing_where_there_is_a_copy),
