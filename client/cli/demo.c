@@ -122,9 +122,7 @@ bool cli_find_text(const char *given, char path[CLI_PATH_BYTES])
     if (access(path, R_OK) == 0) {
         return true;
     }
-    const char *source = __FILE__, *below = strstr(source, "client/cli/");
-    snprintf(path, CLI_PATH_BYTES, "%.*sdocs/demo-text.txt", below ? (int)(below - source) : 0,
-             source);
+    snprintf(path, CLI_PATH_BYTES, "%s/docs/demo-text.txt", CLI_SOURCE_DIR);
     if (access(path, R_OK) == 0) {
         return true;
     }
