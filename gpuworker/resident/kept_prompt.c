@@ -17,8 +17,9 @@
 #include "gpuworker/resident/sealed.h"
 #include "gpuworker/resident/select/selector.h"
 
-#define ROWS_MAX   256u // of one attend
-#define WAVE_FIRST 2u   // of the partials in an attend's scratch: [0] the total, [1] the queries
+#define ROWS_MAX     256u // of one attend
+#define PAGES_PADDED 16u  // what a reader's index is padded to, in pages
+#define WAVE_FIRST   2u   // of the partials in an attend's scratch: [0] the total, [1] the queries
 
 typedef struct layer {
     uint32_t sealed; // blocks
@@ -76,6 +77,14 @@ static uint64_t fixed_bytes(const as_shape_t *shape, const gpw_read_plan_t *plan
            (plan->reader ? gpw_read_bytes(plan) : 0);
 }
 
+// Of what a reader indexes together: whole pages, and as many of them as its index has places for.
+static uint32_t piece_tokens_of(const gpw_segment_options_t *options)
+{
+    uint32_t most = KRN_RUN_PAGES * options->shape.block_tokens;
+    uint32_t whole = options->params->page_tokens * PAGES_PADDED;
+    return whole > 0 && whole <= most ? most / whole * whole : most;
+}
+
 static as_status_t plan_for(const gpw_segment_options_t *options, gpw_read_plan_t *plan_p)
 {
     uint32_t most = 0;
@@ -90,7 +99,7 @@ static as_status_t plan_for(const gpw_segment_options_t *options, gpw_read_plan_
         uint32_t budget = budget_of(options, l);
         most = budget > most ? budget : most;
     }
-    return gpw_read_plan(options, KRN_RUN_PAGES * options->shape.block_tokens, most, plan_p);
+    return gpw_read_plan(options, piece_tokens_of(options), most, plan_p);
 }
 
 static gpw_segment_options_t later_options(const gpw_segment_options_t *options)

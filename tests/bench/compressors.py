@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of `./dev bench compressors`: compressors beside each other, every answer verified.
+"""The table of `./dev bench compressors`: compressors beside each other.
 
-auto     8 sessions of 4,096 to 7,680 tokens (prompt and answer), texts of one kind (prose, code, JSON), links of 1 and 10 Gbit/s:
-         each compressor by name, and `auto`, whose worker has learned from short answers on other cuts of these texts before it
-         is measured. A compressor with which eight sessions do not fit at once is none to compare with, as plain decoding is not. The
-         fastest are measured a second time in turns with `auto`, for longer: the row compares these. Answers are compared, tokens and logits
+attention  tokens of context attended to a second by a draft's step straight from each method's codes, against the same over f16
+           in turns (build/bin/bench_segments), 8 sessions of 1,024, 4,096 and 8,192 tokens, one thread and two
+bytes      what the allocator gave for a segment, against what the method's paper says (compressors_bytes.py)
+sealing    choosing and sealing a token, one thread's time, against prefill of it on two (build/bin/bench_model)
+runs       drafts of 64 tokens at 8,192: how many verification accepts; the last row is the best of those that hold an eighth or less
+auto       8 sessions of 4,096 to 7,680 tokens (prompt and answer), texts of one kind (prose, code, JSON), links of 1 and 10 Gbit/s:
+           each compressor by name, and `auto`, whose worker has learned from short answers on other cuts of these texts before it
+           is measured. A compressor with which eight sessions do not fit at once is none to compare with, as plain decoding is not. The
+           fastest are measured a second time in turns with `auto`, for longer: the row compares these. Answers are compared, tokens and logits
 
 Processes, links, memory and moments are those of `./dev bench engine` (engine_cells.py): without prompt lookup and push-down, and no
-full cache stays on the worker that a store has. --quick measures 4 sessions of 4,096 tokens, four compressors and prose over 1 Gbit/s.
+full cache stays on the worker that a store has. --quick measures `auto` with 4 sessions of 4,096 tokens, four compressors and prose over 1 Gbit/s, and the rest at 4,096.
 """
 import json
 import os
@@ -16,6 +21,8 @@ import re
 import sys
 import time
 
+import compressors_bytes
+import engine
 import engine_cells as cells
 import engine_cluster
 import engine_texts
@@ -164,7 +171,71 @@ def bench_auto(quick):
     return raw
 
 
-PARTS = {"auto": bench_auto}
+# ---- attention, bytes, sealing
+
+TOKENS, TOKENS_QUICK = (1024, 4096, 8192), (4096,)
+OF_F16 = {"kivi4": 1.5, "turbo4": 1.5, "kivi2": 2}  # of attention's speed over f16
+
+
+def segments(threads, tokens, sessions):
+    table.say(f"{sessions} sessions of {tokens} tokens, {threads} threads")
+    return table.one_line([engine_cluster.BIN / "bench_segments", str(threads), str(tokens), str(sessions), "json"])
+
+
+def bench_attention(quick):
+    raw = {}
+    for tokens in TOKENS_QUICK if quick else TOKENS:
+        for threads in (1, 2):
+            measured = raw[f"{tokens}_{threads}"] = segments(threads, tokens, SESSIONS)
+            for one in measured[1:]:  # the first is f16 itself
+                name, ratio = one["name"], one["tokens_per_s"] / one["f16_tokens_per_s"]
+                table.row(f"attention_vs_f16_{name}_{tokens}_{threads}_threads", ratio, OF_F16.get(name))
+    return raw
+
+
+def bench_bytes(quick):
+    raw = {}
+    for tokens in TOKENS_QUICK if quick else TOKENS:
+        formulas = compressors_bytes.bytes_of(tokens)
+        measured = raw[str(tokens)] = segments(1, tokens, 1)
+        for one in measured:
+            formula = formulas[one["name"]]
+            if formula is None:
+                table.row(f"bytes_a_token_{one['name']}_{tokens}", one["allocated"])
+            else:
+                over = one["allocated"] / (formula * compressors_bytes.HEADS) - 1
+                table.row(f"bytes_off_formula_{one['name']}_{tokens}", abs(over), 0.02, at_most=True)
+    return raw
+
+
+def bench_sealing(quick):
+    raw = {}
+    for tokens in TOKENS_QUICK if quick else TOKENS:
+        table.say(f"prefill of {tokens} tokens")
+        command = [engine_cluster.BIN / "bench_model", "--model", MODEL, "--threads", "2", "--prompt", str(tokens), "--decode", "1", "--repeat", "1"]
+        prefill = table.one_line(command)
+        measured = segments(1, tokens, 1)
+        raw[str(tokens)] = {"prefill": prefill, "segments": measured}
+        for one in measured[1:]:
+            table.row(f"sealing_of_prefill_{one['name']}_{tokens}", one["seal_us"] * 1e-6 * prefill["prefill_tokens_per_s"], 0.1, at_most=True)
+    return raw
+
+
+# ---- runs
+
+EIGHTH = ("rdkv", "streaming")  # hold an eighth of 8,192 tokens, or less
+
+
+def bench_runs(quick):
+    context, sessions = (4096, 4) if quick else (8192, 8)
+    arms = {name: cells.long_arm(name) for name in ("kivi4", "snapkv", *EIGHTH)}
+    raw = engine.measure_runs(arms, context, sessions, 30 if quick else 45, {"kivi4": 30, "snapkv": 10})
+    best = max((raw["runs"][name] for name in EIGHTH if name in raw["runs"]), default=0)
+    table.row("accepted_run_best_of_an_eighth", best, 8)
+    return raw
+
+
+PARTS = {"attention": bench_attention, "bytes": bench_bytes, "sealing": bench_sealing, "runs": bench_runs, "auto": bench_auto}
 
 if __name__ == "__main__":
     sys.exit(table.main("compressors", __doc__, PARTS))

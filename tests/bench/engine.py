@@ -278,19 +278,25 @@ def survival(runs, horizon):
     return [sum(length > position for length in those) / len(those) if len(those) >= REACH_MIN else None for position, those in enumerate(reach)]
 
 
-def bench_runs(quick):
-    context, sessions = (4096, 4) if quick else (8192, 8)
-    by_position = {}
+def measure_runs(arms, context, sessions, seconds, targets):
+    """Rows of accepted drafts, by compressor; raw results, and the mean runs."""
+    by_position, runs = {}, {}
     with Bench(context, sessions) as bench:
         bench.run(Cell(10, context, sessions), cells.RESIDENT)
-        for name, arm in cells.LONG.items():
-            result = bench.run(Cell(10, context, sessions, seconds=30 if quick else 45), arm)
+        for name, arm in arms.items():
+            result = bench.run(Cell(10, context, sessions, seconds=seconds), arm)
             if result:
                 # Above what a text of a few rounds yields: accepted tokens by verifications, as `assay.mean_accepted_run`.
-                row(f"accepted_run_{name}", result["mean_accepted_run"], {"kivi4": 30, "snapkv": 10}.get(name))
+                runs[name] = result["mean_accepted_run"]
+                row(f"accepted_run_{name}", runs[name], targets.get(name))
                 by_position[name] = survival(result["runs"], cells.HORIZON)
         bench.rows_identical()
-        return {"results": bench.results, "by_position": by_position}
+        return {"results": bench.results, "by_position": by_position, "runs": runs}
+
+
+def bench_runs(quick):
+    context, sessions = (4096, 4) if quick else (8192, 8)
+    return measure_runs(cells.LONG, context, sessions, 30 if quick else 45, {"kivi4": 30, "snapkv": 10})
 
 
 # ---- peer

@@ -52,8 +52,13 @@ def arm(name, compressor, *options, verified=True, in_turn=False, **assay):
     return Arm(name, {"compressor": compressor, **assay}, options, verified, in_turn)
 
 
+def long_arm(compressor):
+    """Drafts as long as may be, whatever the horizon would say of each."""
+    return arm(f"drafts_of_{HORIZON}_{compressor}", compressor, horizon=HORIZON)
+
+
 COMPRESSORS = ("kivi4", "kivi2", "streaming", "snapkv")
-OBSERVING = ("snapkv", "pyramidkv", "adakv", "expected", "h2o-window", "auto")  # look at a prompt's last 32 tokens
+OBSERVING = ("snapkv", "pyramidkv", "adakv", "expected", "h2o-window", "rdkv", "rocketkv", "auto")  # look at a prompt's last 32 tokens
 RESIDENT = arm("resident", "none", in_turn=True)      # the full cache in the worker's memory, sessions one after the other
 SWAP = arm("full_swap", "none", "--full-cache=swap")  # the full cache brought for every token
 DRAFTING = {name: arm(name, name) for name in COMPRESSORS}
@@ -73,7 +78,7 @@ SEALED_LOOKUP = arm("sealed_lookup", "kivi4", "--push-down=auto", "--store-seale
 LOSSY = {name: arm(f"lossy_{name}", name, verified=False) for name in COMPRESSORS}
 TRACED = (DRAFTING["kivi4"], NO_OVERLAP, SHARED)  # of these, lanes are kept
 # Every draft as long as it gets, to see how far one is right.
-LONG = {name: arm(f"drafts_of_{HORIZON}_{name}", name, horizon=HORIZON) for name in COMPRESSORS}
+LONG = {name: long_arm(name) for name in COMPRESSORS}
 
 
 @dataclass(frozen=True)

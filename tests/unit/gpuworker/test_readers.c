@@ -165,7 +165,8 @@ static void rocket_bounds(const sample_t *s, uint32_t kv_head,
     static double scores[TOKENS_MAX];
     uint32_t count, dim = s->shape.head_dim, layer = s->shape.layers - 1,
                     size = params->page_tokens;
-    uint32_t group = s->shape.q_heads / s->shape.kv_heads, run = 16 * s->shape.block_tokens;
+    uint32_t group = s->shape.q_heads / s->shape.kv_heads;
+    uint32_t run = 16 * s->shape.block_tokens / (16 * size) * (16 * size); // whole rows of pages
     const uint32_t *kept = gpw_kept_prompt_positions(rocket_segment, layer, kv_head, &count);
     float sizes[256] = {0}, sums[256] = {0};
     uint32_t channels[256], used = (dim * params->channel_percent + 99) / 100;
