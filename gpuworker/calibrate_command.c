@@ -10,6 +10,7 @@
 #include "common/options.h"
 #include "common/small_file.h"
 #include "gpuworker/calibrate.h"
+#include "gpuworker/calibrate_summary.h"
 #include "gpuworker/model/tokenizer.h"
 
 #define PROGRAM        "assay calibrate"
@@ -17,7 +18,7 @@
 #define SHARED_SHARE   8u         // an eighth of the layers, as in the authors' demonstration
 
 static const char *model_path, *text_path, *output_path;
-static int64_t shared_layers, threads;
+static int64_t shared_layers, summary_epochs, threads;
 static double cosine_min;
 
 static const as_option_t table[] = {
@@ -56,6 +57,14 @@ static const as_option_t table[] = {
      .help = "that the model's hidden states must still have with what they were, in the mean",
      .min = -1,
      .max = 1},
+    {.name = "summary-epochs",
+     .type = AS_OPTION_INT,
+     .value = &summary_epochs,
+     .fallback = "60",
+     .metavar = "N",
+     .help = "passes over the text by which the maps of summaries are learnt (less); 0: without",
+     .min = 0,
+     .max = 10000},
     {.name = "threads",
      .type = AS_OPTION_INT,
      .value = &threads,
@@ -68,8 +77,9 @@ static const as_option_t table[] = {
 
 static const as_options_t command_options = {
     .program = PROGRAM,
-    .summary = "Finds out which layers of a model may share their cache, for compressors that need "
-               "to know (kvsharer).",
+    .summary =
+        "Finds out which layers of a model may share their cache (kvsharer), and learns to sum "
+        "up what is dropped (less), for compressors that need to know.",
     .usage = "--model FILE --output FILE [OPTIONS]",
     .table = table,
     .count = sizeof(table) / sizeof(table[0]),
@@ -87,7 +97,7 @@ static void on_trial(void *ctx, const gpw_calibrate_trial_t *trial)
 // Tokens of the text; NULL: a message was printed.
 static int32_t *read_tokens(const gpw_model_t *model, size_t *count_p)
 {
-    size_t bytes = 0, max = (size_t)GPW_CALIBRATE_PASSAGES_MAX * GPW_CALIBRATE_PASSAGE_TOKENS;
+    size_t bytes = 0, max = GPW_SUMMARY_TOKENS_MAX; // more than layers are compared on
     char *text = as_mem_alloc(TEXT_BYTES_MAX + 1);
     int32_t *tokens = as_mem_zalloc(max, sizeof(*tokens));
     as_status_t status = text && tokens ? AS_OK : AS_ERR_NO_MEMORY;
@@ -110,6 +120,29 @@ static int32_t *read_tokens(const gpw_model_t *model, size_t *count_p)
         return NULL;
     }
     return tokens;
+}
+
+static void on_layer(void *ctx, const gpw_summary_layer_t *layer)
+{
+    (void)ctx;
+    printf("summary of layer %u of %u: error %.4f without, %.4f with\n", layer->layer,
+           layer->layers, layer->without, layer->with);
+    fflush(stdout);
+}
+
+static as_status_t summarize(const gpw_summary_options_t *options, gpw_calibration_t *calibration)
+{
+    as_status_t status = gpw_calibrate_summary(options, calibration);
+    if (status == AS_ERR_INVALID) {
+        fprintf(stderr,
+                PROGRAM ": --text %s is too short to learn summaries: %zu tokens, at least %u are "
+                        "needed, in a model of at least %u positions; or give --summary-epochs 0\n",
+                text_path, options->token_count, GPW_SUMMARY_TOKENS_MIN,
+                GPW_SUMMARY_PASSAGE_TOKENS);
+    } else if (status != AS_OK) {
+        fprintf(stderr, PROGRAM ": %s\n", as_status_str(status));
+    }
+    return status;
 }
 
 static as_status_t calibrate(const gpw_model_t *model, gpw_calibration_t *calibration_p)
@@ -138,6 +171,16 @@ static as_status_t calibrate(const gpw_model_t *model, gpw_calibration_t *calibr
     } else if (status != AS_OK) {
         fprintf(stderr, PROGRAM ": %s\n", as_status_str(status));
     }
+    if (status == AS_OK && summary_epochs > 0) {
+        gpw_summary_options_t summary = {.model = model,
+                                         .ops = options.ops,
+                                         .threads = options.threads,
+                                         .tokens = tokens,
+                                         .token_count = count,
+                                         .epochs = (uint32_t)summary_epochs,
+                                         .on_layer = on_layer};
+        status = summarize(&summary, calibration_p);
+    }
     as_mem_free(tokens);
     return status;
 }
@@ -159,8 +202,9 @@ static int finish(gpw_calibration_t *calibration)
     }
     as_key_hex(&calibration->id, id);
     printf("%s: %u of %u layers are held, id %.16s\n"
-           "use it: assay-gpuworker --calibration %s --compressor kvsharer ...\n",
-           output_path, held, calibration->layers, id, output_path);
+           "use it: assay-gpuworker --calibration %s --compressor kvsharer%s ...\n",
+           output_path, held, calibration->layers, id, output_path,
+           calibration->maps ? "|less" : "");
     return 0;
 }
 
@@ -192,6 +236,7 @@ int gpw_calibrate_command(int argc, char **argv)
     }
     if (calibrate(model, &calibration) == AS_OK) {
         code = finish(&calibration);
+        gpw_calibration_fini(&calibration);
     }
     gpw_model_free(model);
     return code;

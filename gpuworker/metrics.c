@@ -118,7 +118,7 @@ static void make_by_method(void)
         GAUGE(expected_tokens_per_1000_s,
               "Tokens in 1,000 seconds that the newest choice expected of it; 0: not measured."),
     };
-    const char *const *names = gpw_compressor_names(true);
+    const char *const *names = gpw_compressor_names(0);
     uint32_t count = 0;
     while (strcmp(names[count], "none") != 0) {
         count++;

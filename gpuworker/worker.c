@@ -341,9 +341,11 @@ static as_status_t check_draft_model(const gpw_worker_options_t *o)
 static bool is_usable(const gpw_worker_options_t *o)
 {
     const gpw_compressor_t *compressor = gpw_compressor_find(o->compressor);
-    return compressor ? o->calibration || !(compressor->flags & GPW_COMPRESSOR_CALIBRATED)
-                      : strcmp(o->compressor, "none") == 0 ||
-                            strcmp(o->compressor, GPW_COMPRESSOR_AUTO) == 0;
+    return compressor
+               ? (o->calibration || !(compressor->flags & GPW_COMPRESSOR_CALIBRATED)) &&
+                     (!(compressor->flags & GPW_COMPRESSOR_SUMMARIZES) || o->calibration->maps)
+               : strcmp(o->compressor, "none") == 0 ||
+                     strcmp(o->compressor, GPW_COMPRESSOR_AUTO) == 0;
 }
 
 static as_status_t check_options(gpw_worker_options_t *o)
@@ -498,9 +500,9 @@ const gpw_compressor_t *gpw_worker_compressor_table(const gpw_worker_t *worker)
     return worker->calibrated ? worker->calibrated : gpw_compressors();
 }
 
-const char *const *gpw_worker_compressors(bool calibrated)
+const char *const *gpw_worker_compressors(uint32_t without)
 {
-    return gpw_compressor_names(calibrated);
+    return gpw_compressor_names(without);
 }
 
 bool gpw_push_down_find(const char *name, gpw_push_down_t *mode_p)

@@ -185,8 +185,8 @@ void gpw_worker_cancel(gpw_worker_t *worker, uint64_t request_id);
 void gpw_worker_stop(gpw_worker_t *worker, uint64_t request_id);
 
 // Names of the compressors, in table order, then "none": full cache resident, no drafting; and "auto":
-// the worker chooses one of these. With those that need a calibration or without. NULL-terminated.
-const char *const *gpw_worker_compressors(bool calibrated);
+// the worker chooses one of these. `without` is that of gpw_compressor_names. NULL-terminated.
+const char *const *gpw_worker_compressors(uint32_t without);
 // The table of compressors as this worker has it, with its calibration; ends with a NULL name.
 const struct gpw_compressor *gpw_worker_compressor_table(const gpw_worker_t *worker);
 // "off", "on" or "auto". False: none of them.

@@ -102,6 +102,13 @@ as_status_t gpw_params_compressor(const gpw_worker_t *worker, const char *name,
                           "with --calibration FILE, which `assay calibrate` makes",
                           name);
     }
+    if (found->flags & GPW_COMPRESSOR_SUMMARIZES && !worker->calibration.maps) {
+        return gpw_refuse(refusal, AS_ERR_INVALID,
+                          "compressor \"%s\" needs a summary, which the worker's calibration was "
+                          "made without: make it again by `assay calibrate`, without "
+                          "--summary-epochs 0",
+                          name);
+    }
     *compressor_p = gpw_worker_compressor_table(worker) + (found - gpw_compressors());
     return AS_OK;
 }

@@ -51,7 +51,7 @@ as_status_t gpw_candidates_init(gpw_engine_t *engine)
         }
     }
     // Names are those of the table, then "none".
-    gpw_chooser_init(&candidates->chooser, gpw_compressor_names(true), count + 1);
+    gpw_chooser_init(&candidates->chooser, gpw_compressor_names(0), count + 1);
     return AS_OK;
 }
 

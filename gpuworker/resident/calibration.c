@@ -7,18 +7,22 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <openssl/sha.h>
 
 #include "common/assert.h"
+#include "common/mem.h"
 #include "common/small_file.h"
+#include "gpuworker/resident/summary.h"
 
-#define VERSION    1u
-#define LINE_BYTES 96u // the longest is a checksum's
+#define VERSION    2u
+#define LINE_BYTES 96u // the longest are those with a checksum
 #define PATH_BYTES 4096u
 
 uint32_t gpw_calibration_held(const gpw_calibration_t *calibration)
@@ -28,6 +32,24 @@ uint32_t gpw_calibration_held(const gpw_calibration_t *calibration)
         held += calibration->source[l] == l;
     }
     return held;
+}
+
+size_t gpw_calibration_maps_bytes(const gpw_calibration_t *c)
+{
+    return (size_t)c->layers * (c->q_heads + c->kv_heads) * gpw_summary_floats(c->head_dim) *
+           sizeof(float);
+}
+
+const float *gpw_calibration_map(const gpw_calibration_t *c, uint32_t layer, uint32_t head)
+{
+    return c->maps +
+           ((size_t)layer * (c->q_heads + c->kv_heads) + head) * gpw_summary_floats(c->head_dim);
+}
+
+void gpw_calibration_fini(gpw_calibration_t *calibration)
+{
+    as_mem_free(calibration->maps);
+    calibration->maps = NULL;
 }
 
 bool gpw_calibration_fits(const gpw_calibration_t *calibration, const as_key_t *model,
@@ -67,6 +89,12 @@ size_t gpw_calibration_format(gpw_calibration_t *c, char text[GPW_CALIBRATION_BY
             put(&w, "share %u %u\n", l, c->source[l]);
         }
     }
+    if (c->maps) {
+        as_key_t sum;
+        SHA256((const uint8_t *)c->maps, gpw_calibration_maps_bytes(c), sum.bytes);
+        as_key_hex(&sum, hex);
+        put(&w, "summary %u %s\n", GPW_SUMMARY_FEATURES, hex);
+    }
     SHA256((const uint8_t *)text, w.bytes, c->id.bytes);
     as_key_hex(&c->id, hex);
     put(&w, "checksum %s\n", hex);
@@ -85,8 +113,10 @@ as_status_t gpw_calibration_write(const char *path, gpw_calibration_t *calibrati
     if (!file) {
         return AS_ERR_IO;
     }
-    bool written =
-        fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
+    size_t maps = calibration->maps ? gpw_calibration_maps_bytes(calibration) : 0;
+    bool written = fwrite(text, 1, bytes, file) == bytes &&
+                   (maps == 0 || fwrite(calibration->maps, 1, maps, file) == maps) &&
+                   fflush(file) == 0 && fsync(fileno(file)) == 0;
     int error = errno;
     written = fclose(file) == 0 && written;
     if (written && rename(beside, path) == 0) {
@@ -202,12 +232,51 @@ static as_status_t take_share(reader_t *r, gpw_calibration_t *c, uint32_t *befor
     return AS_OK;
 }
 
+// The line at hand: of the maps that lie behind the text, their SHA-256.
+static as_status_t take_summary(const reader_t *r, as_key_t *sum_p)
+{
+    char word[32];
+    snprintf(word, sizeof(word), "summary %u", GPW_SUMMARY_FEATURES);
+    return take_key(r, word, sum_p)
+               ? AS_OK
+               : refuse(r, "line %u must be `summary %u` and 64 hexadecimal digits", r->line,
+                        GPW_SUMMARY_FEATURES);
+}
+
+// What is behind the text: nothing, or the maps.
+static as_status_t take_maps(const reader_t *r, const as_key_t *expected, gpw_calibration_t *c)
+{
+    size_t bytes = (size_t)(r->end - r->at), wanted = gpw_calibration_maps_bytes(c);
+    as_key_t sum;
+    if (wanted > GPW_CALIBRATION_MAPS_MAX) {
+        return refuse(r, "has a shape whose maps of summaries would be too large");
+    }
+    SHA256((const uint8_t *)r->at, bytes, sum.bytes);
+    if (bytes != wanted || !as_key_equal(&sum, expected)) {
+        return refuse(r, "is damaged or was changed: the maps behind its text are others");
+    }
+    c->maps = as_mem_alloc(bytes);
+    if (!c->maps) {
+        refuse(r, "finds no memory for its maps");
+        return AS_ERR_NO_MEMORY;
+    }
+    memcpy(c->maps, r->at, bytes);
+    for (size_t i = 0; i < bytes / sizeof(float); i++) {
+        if (!isfinite(c->maps[i])) {
+            gpw_calibration_fini(c);
+            return refuse(r, "has a map with a weight that is no number");
+        }
+    }
+    return AS_OK;
+}
+
 as_status_t gpw_calibration_parse(const char *text, size_t bytes, gpw_calibration_t *calibration_p,
                                   char why[GPW_CALIBRATION_WHY_BYTES])
 {
     reader_t r = {.at = text, .end = text + bytes, .why = why};
     gpw_calibration_t c = {.layers = 0};
-    as_key_t sum;
+    as_key_t sum, maps;
+    bool has_maps = false;
     uint32_t before = 0;
     as_status_t status = take_head(&r, &c);
     for (uint32_t l = 0; l < AS_LAYERS_MAX; l++) {
@@ -218,16 +287,28 @@ as_status_t gpw_calibration_parse(const char *text, size_t bytes, gpw_calibratio
         if (!next_line(&r)) {
             return refuse(&r, "ends before its checksum, or line %u is too long", r.line);
         }
+        if (!has_maps && strncmp(r.text, "summary ", 8) == 0) {
+            status = take_summary(&r, &maps);
+            has_maps = status == AS_OK;
+            continue;
+        }
         if (strncmp(r.text, "checksum ", 9) != 0) {
+            if (has_maps) {
+                return refuse(&r, "line %u must be the checksum", r.line);
+            }
             status = take_share(&r, &c, &before);
             continue;
         }
         SHA256((const uint8_t *)text, above, c.id.bytes);
-        if (!take_key(&r, "checksum", &sum) || !as_key_equal(&sum, &c.id) || r.at != r.end) {
+        if (!take_key(&r, "checksum", &sum) || !as_key_equal(&sum, &c.id) ||
+            (!has_maps && r.at != r.end)) {
             return refuse(&r, "is damaged or was changed: its checksum is another one");
         }
-        *calibration_p = c;
-        return AS_OK;
+        status = has_maps ? take_maps(&r, &maps, &c) : AS_OK;
+        if (status == AS_OK) {
+            *calibration_p = c;
+        }
+        return status;
     }
     return status;
 }
@@ -235,17 +316,25 @@ as_status_t gpw_calibration_parse(const char *text, size_t bytes, gpw_calibratio
 as_status_t gpw_calibration_read(const char *path, gpw_calibration_t *calibration_p,
                                  char why[GPW_CALIBRATION_WHY_BYTES])
 {
-    char text[GPW_CALIBRATION_BYTES_MAX + 1];
-    size_t bytes = 0;
-    as_status_t status = as_file_read(path, text, GPW_CALIBRATION_BYTES_MAX, &bytes);
+    struct stat about;
+    size_t bytes = 0, max = GPW_CALIBRATION_BYTES_MAX + GPW_CALIBRATION_MAPS_MAX;
+    max = stat(path, &about) == 0 && about.st_size >= 0 && (uint64_t)about.st_size < max
+              ? (size_t)about.st_size
+              : max;
+    char *text = as_mem_alloc(max + 1);
+    if (!text) {
+        snprintf(why, GPW_CALIBRATION_WHY_BYTES, "finds no memory to be read to");
+        return AS_ERR_NO_MEMORY;
+    }
+    as_status_t status = as_file_read(path, text, max, &bytes);
     if (status == AS_ERR_LIMIT) {
-        snprintf(why, GPW_CALIBRATION_WHY_BYTES, "is no calibration: it is longer than %u bytes",
-                 GPW_CALIBRATION_BYTES_MAX);
-        return AS_ERR_INVALID;
-    }
-    if (status != AS_OK) {
+        snprintf(why, GPW_CALIBRATION_WHY_BYTES, "is no calibration: it is longer than any is");
+        status = AS_ERR_INVALID;
+    } else if (status != AS_OK) {
         snprintf(why, GPW_CALIBRATION_WHY_BYTES, "cannot be read: %s", strerror(errno));
-        return status;
+    } else {
+        status = gpw_calibration_parse(text, bytes, calibration_p, why);
     }
-    return gpw_calibration_parse(text, bytes, calibration_p, why);
+    as_mem_free(text);
+    return status;
 }

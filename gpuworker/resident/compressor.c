@@ -16,6 +16,7 @@
 #include "gpuworker/resident/mixed.h"
 #include "gpuworker/resident/read/reader.h"
 #include "gpuworker/resident/select/selector.h"
+#include "gpuworker/resident/summary.h"
 #include "gpuworker/resident/turbo.h"
 
 // Where methods drop tokens, a quarter stays, and where they leave tokens unread, a quarter is read: the
@@ -272,6 +273,15 @@ static const gpw_compressor_t table[] = {
         .params = {.codec = &table[KIVI4]},
         GPW_ALIASED_FUNCTIONS,
     },
+    {
+        .name = "less",
+        .summary = "LESS: as streaming, and of what it drops for each KV head a summary of rank 8, "
+                   "by a calibration of the model (`assay calibrate`)",
+        .flags = GPW_COMPRESSOR_DROPS | GPW_COMPRESSOR_QUERY_FREE | GPW_COMPRESSOR_CALIBRATED |
+                 GPW_COMPRESSOR_SUMMARIZES,
+        .params = {.selector = &gpw_select_positions, .sink_tokens = 4, .window_tokens = 256},
+        GPW_SUMMARY_FUNCTIONS,
+    },
     {.name = NULL},
 };
 
@@ -279,24 +289,29 @@ static const gpw_compressor_t table[] = {
 #define NAME_COUNT     (ROW_COUNT + 1)                    // "none" for it, and "auto"
 #define LIST_BYTES_MAX 1024
 
-static const char *names[2][NAME_COUNT + 1]; // without those that need a calibration; all
+static const char
+    *names[3][NAME_COUNT + 1]; // all; without those that need a summary; a calibration
 static char list[LIST_BYTES_MAX];
 
 static void make_names(void)
 {
-    size_t written = 0, usable = 0;
+    size_t written = 0, plain = 0, usable = 0;
     for (size_t i = 0; i < NAME_COUNT; i++) {
         bool last = i + 1 == NAME_COUNT;
         const char *none = i + 1 < ROW_COUNT ? table[i].name : "none";
-        names[1][i] = last ? GPW_COMPRESSOR_AUTO : none;
-        if (i >= ROW_COUNT || !(table[i].flags & GPW_COMPRESSOR_CALIBRATED)) {
-            names[0][usable++] = names[1][i];
+        uint32_t flags = i < ROW_COUNT ? table[i].flags : 0;
+        names[0][i] = last ? GPW_COMPRESSOR_AUTO : none;
+        if (!(flags & GPW_COMPRESSOR_SUMMARIZES)) {
+            names[1][usable++] = names[0][i];
+        }
+        if (!(flags & GPW_COMPRESSOR_CALIBRATED)) {
+            names[2][plain++] = names[0][i];
         }
         written += (size_t)snprintf(list + written, sizeof(list) - written, "%s%s",
                                     i == 0 ? ""
                                     : last ? " or "
                                            : ", ",
-                                    names[1][i]);
+                                    names[0][i]);
         AS_ASSERT(written < sizeof(list));
     }
 }
@@ -307,10 +322,12 @@ static void make_names_once(void)
     pthread_once(&once, make_names);
 }
 
-const char *const *gpw_compressor_names(bool calibrated)
+const char *const *gpw_compressor_names(uint32_t without)
 {
     make_names_once();
-    return names[calibrated];
+    return names[without & GPW_COMPRESSOR_CALIBRATED   ? 2
+                 : without & GPW_COMPRESSOR_SUMMARIZES ? 1
+                                                       : 0];
 }
 
 const char *gpw_compressor_list(void)

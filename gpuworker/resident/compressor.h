@@ -14,6 +14,7 @@
 //                              session's                                              (kept_prompt.h)
 //   GPW_MIXED_FUNCTIONS        of the prompt all in as many bits as it matters; one's  (mixed.h)
 //   GPW_ALIASED_FUNCTIONS      of some layers all tokens, by a codec; others use these (aliased.h)
+//   GPW_SUMMARY_FUNCTIONS      the first and newest blocks, and a sum over the others  (summary.h)
 //
 // A segment covers the blocks [0, sealed_blocks) of one chain. It grows only by
 // whole blocks: sealing a block never looks at later ones, so equal chains give equal segments. The
@@ -46,6 +47,7 @@ enum {
         4u, // the segment depends on keys and values only: sessions may share it
     GPW_COMPRESSOR_DATA_SIZED = 8u,  // a prompt's segment may be smaller than bytes_max
     GPW_COMPRESSOR_CALIBRATED = 16u, // opens only where params.calibration is of the model
+    GPW_COMPRESSOR_SUMMARIZES = 32u, // and only where that has the maps of a summary
 };
 
 #define GPW_OBSERVED_ROWS_MAX 32u // queries of a prompt that a method may look at
@@ -80,7 +82,8 @@ typedef struct gpw_compressor_params {
     uint32_t whole_layers;    // the first ones, in which all tokens are read
     uint32_t page_tokens;     // of a page; clusters: of one in the mean
     uint32_t channel_percent; // two-dimensional: channels that pages are estimated by
-    const struct gpw_calibration *calibration; // aliased: which layers share; NULL in the table
+    const struct gpw_calibration *calibration; // aliased: which layers share; summary: its
+                                               // maps; NULL in the table
 } gpw_compressor_params_t;
 
 typedef struct gpw_segment gpw_segment_t; // one session's (or shared) sealed segment, all layers
@@ -164,10 +167,10 @@ const gpw_compressor_t *gpw_compressors(void);
 const gpw_compressor_t *gpw_compressor_find(const char *name);
 #define GPW_COMPRESSOR_AUTO "auto"
 
-// What a request may ask for: the names of the table in its order, with those that need a calibration
-// or without, then "none" (the full cache, no drafting) and "auto" (the worker chooses one of these,
+// What a request may ask for: the names of the table in its order, without those that have one of these
+// flags (0, GPW_COMPRESSOR_CALIBRATED or _SUMMARIZES: what a worker cannot open), then "none" (the full cache, no drafting) and "auto" (the worker chooses one of these,
 // decode/chooser.h); NULL-terminated.
-const char *const *gpw_compressor_names(bool calibrated);
+const char *const *gpw_compressor_names(uint32_t without);
 // All of them for people: "a, b, none or auto".
 const char *gpw_compressor_list(void);
 

@@ -128,6 +128,13 @@ const void *gpw_exact_extent(const gpw_segment_t *s, uint32_t layer, uint32_t bl
     return held ? extent_at(s, layer, block) : NULL;
 }
 
+const void *gpw_exact_leaving(const gpw_segment_t *s, uint32_t layer)
+{
+    uint32_t sealed = s->sealed[layer];
+    return sealed >= s->plan.sinks + s->plan.window ? extent_at(s, layer, sealed - s->plan.window)
+                                                    : NULL;
+}
+
 void gpw_exact_attend(const gpw_segment_t *s, const gpw_segment_attend_t *args)
 {
     AS_ASSERT(args->rows <= ROWS_MAX);

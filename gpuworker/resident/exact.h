@@ -16,6 +16,8 @@ as_status_t gpw_exact_open(const gpw_segment_options_t *options,
                            gpw_segment_t **segment_p) AS_MUST_USE;
 as_status_t gpw_exact_reserve(gpw_segment_t *segment, uint32_t blocks) AS_MUST_USE;
 void gpw_exact_seal(gpw_segment_t *segment, uint32_t layer, uint32_t block, const void *extent);
+// The extent that the next seal of this layer overwrites; NULL: none.
+const void *gpw_exact_leaving(const gpw_segment_t *segment, uint32_t layer);
 void gpw_exact_attend(const gpw_segment_t *segment, const gpw_segment_attend_t *args);
 const void *gpw_exact_extent(const gpw_segment_t *segment, uint32_t layer, uint32_t block);
 uint64_t gpw_exact_bytes(const gpw_segment_t *segment);

@@ -22,6 +22,7 @@
 #include "common/mem.h"
 #include "gpuworker/decode/draft_model.h"
 #include "gpuworker/resident/calibration.h"
+#include "gpuworker/resident/compressor.h"
 #include "gpuworker/serve/serve.h"
 #include "gpuworker/serve/text.h"
 #include "proto/scheduler.pb-c.h"
@@ -115,6 +116,15 @@ static as_status_t read_calibration(daemon_t *daemon)
 static as_status_t check_calibration(const daemon_t *daemon)
 {
     as_shape_t shape = gpw_model_shape(daemon->model, (uint32_t)daemon->config->block_tokens);
+    const gpw_compressor_t *compressor = gpw_compressor_find(daemon->config->compressor);
+    if (compressor && compressor->flags & GPW_COMPRESSOR_SUMMARIZES && !daemon->calibration.maps) {
+        fprintf(stderr,
+                "assay-gpuworker: --compressor=%s needs a summary, which --calibration %s was made "
+                "without: make it again by `assay calibrate --model %s --output FILE`, without "
+                "--summary-epochs 0\n",
+                compressor->name, daemon->config->calibration, daemon->config->model);
+        return AS_ERR_CONFIG;
+    }
     if (gpw_calibration_fits(&daemon->calibration, &daemon->model->fingerprint, &shape)) {
         return AS_OK;
     }
@@ -288,7 +298,9 @@ static as_status_t make_face(daemon_t *daemon)
         .connections_max = (uint32_t)daemon->config->connections,
         .receive_seconds = (uint32_t)(daemon->config->receive_deadline_us / 1000000),
         .sessions_max = (uint32_t)daemon->config->sessions,
-        .calibrated = daemon->config->calibration != NULL,
+        .without = !daemon->config->calibration ? GPW_COMPRESSOR_CALIBRATED
+                   : !daemon->calibration.maps  ? GPW_COMPRESSOR_SUMMARIZES
+                                                : 0,
     };
     as_status_t status = gpw_serve_alloc(&options, &daemon->serve);
     if (status != AS_OK) {
@@ -380,6 +392,7 @@ static void fini(daemon_t *daemon)
     as_daemon_signals_free(daemon->signals);
     as_loop_free(daemon->engine);
     as_loop_free(daemon->io);
+    gpw_calibration_fini(&daemon->calibration);
     gpw_model_free(daemon->draft_model);
     gpw_model_free(daemon->model);
 }

@@ -183,7 +183,7 @@ static bool needs_calibration(const char *compressor)
 
 static bool is_compressor(const char *value)
 {
-    const char *const *name = gpw_compressor_names(true);
+    const char *const *name = gpw_compressor_names(0);
     while (*name && strcmp(*name, value) != 0) {
         name++;
     }

@@ -312,7 +312,7 @@ as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **se
     serve->limits = (gpw_api_limits_t){
         .vocab = gpw_tokenizer_vocab(options->model->tokenizer),
         .context_max = options->context_max,
-        .compressors = gpw_worker_compressors(true), // what one lacks the worker says
+        .compressors = gpw_worker_compressors(0), // what one lacks the worker says
     };
     if (getrandom(&serve->ids, sizeof(serve->ids), 0) != sizeof(serve->ids)) {
         AS_WARN(COMPONENT, "no randomness: ids of requests begin at 0");

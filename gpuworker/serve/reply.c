@@ -288,7 +288,7 @@ json_t *gpw_reply_model(const gpw_serve_t *serve)
 {
     const gpw_model_t *model = serve->options.model;
     json_t *compressors = json_array();
-    const char *const *names = gpw_worker_compressors(serve->options.calibrated);
+    const char *const *names = gpw_worker_compressors(serve->options.without);
     for (const char *const *name = names; *name; name++) {
         json_array_append_new(compressors, json_string(*name));
     }

@@ -18,7 +18,7 @@ typedef struct gpw_serve_options {
     uint32_t connections_max;
     uint32_t receive_seconds; // as in as_http_options_t
     uint32_t sessions_max;    // of the worker
-    bool calibrated;          // it has a calibration
+    uint32_t without;         // flags of compressors that it cannot open (gpw_compressor_names)
 } gpw_serve_options_t;
 
 as_status_t gpw_serve_alloc(const gpw_serve_options_t *options, gpw_serve_t **serve_p) AS_MUST_USE;

@@ -63,8 +63,8 @@ def test_compressors_are_listed_with_their_parts_and_bytes(cluster):
     reply = get(cluster.url() + "/v1/compressors")
     names = [one["name"] for one in reply["data"]]
     usable = [one["name"] for one in reply["data"] if one["segments"]]
-    assert [*usable, "none"] == get(cluster.url() + "/v1/models")["data"][0]["assay"]["compressors"]
-    assert set(names) - set(usable) == {"kvsharer"}  # which needs a calibration
+    assert [*usable, "none", "auto"] == get(cluster.url() + "/v1/models")["data"][0]["assay"]["compressors"]
+    assert set(names) - set(usable) == {"kvsharer", "less"}  # which need a calibration
     of = {one["name"]: one for one in reply["data"]}
     full = reply["full_token_bytes"]
     for name, least, most in ("kivi4", .31, .33), ("kivi2", .18, .21), ("snapkv", .25, .27), ("dbudgetkv", 1, 1.02):

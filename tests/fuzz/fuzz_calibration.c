@@ -26,9 +26,33 @@ static void check(const char *text, size_t bytes)
     for (uint32_t l = 0; l < c.layers; l++) {
         AS_ASSERT(c.source[l] <= l && c.source[c.source[l]] == c.source[l]);
     }
+    AS_ASSERT(bytes <= GPW_CALIBRATION_BYTES_MAX || c.maps);
     as_key_t id = c.id;
+    size_t maps = c.maps ? gpw_calibration_maps_bytes(&c) : 0;
+    AS_ASSERT(maps < bytes && (!maps || memcmp(c.maps, text + bytes - maps, maps) == 0));
+    bytes -= maps;
     AS_ASSERT(gpw_calibration_format(&c, again) == bytes && memcmp(again, text, bytes) == 0);
     AS_ASSERT(as_key_equal(&id, &c.id));
+    gpw_calibration_fini(&c);
+}
+
+// The bytes as the maps of a small model.
+static void check_maps(const uint8_t *data, size_t bytes)
+{
+    static const char head[] = "assay-calibration 2\nmodel %s\nshape 1 1 1 16\nsummary 8 %s\n";
+    static char text[GPW_CALIBRATION_BYTES_MAX];
+    as_key_t sum;
+    char hex[65];
+    SHA256(data, bytes, sum.bytes);
+    as_key_hex(&sum, hex);
+    size_t length = (size_t)snprintf(text, sizeof(text), head, hex, hex);
+    SHA256((const uint8_t *)text, length, sum.bytes);
+    as_key_hex(&sum, hex);
+    length += (size_t)snprintf(text + length, sizeof(text) - length, "checksum %s\n", hex);
+    if (bytes <= sizeof(text) - length) {
+        memcpy(text + length, data, bytes);
+        check(text, length + bytes);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -44,5 +68,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         int line = snprintf(text + bytes, sizeof(text) - bytes, "checksum %s\n", hex);
         check(text, bytes + (size_t)line);
     }
+    check_maps(data, bytes);
     return 0;
 }

@@ -70,7 +70,7 @@ static int64_t assay_rescued(void)
 static uint32_t compressor_count(void)
 {
     uint32_t count = 0;
-    while (gpw_compressor_names(true)[count]) {
+    while (gpw_compressor_names(0)[count]) {
         count++;
     }
     return count;
@@ -78,7 +78,7 @@ static uint32_t compressor_count(void)
 
 static void ask(world_t *world, asked_t *asked)
 {
-    const char *const *compressors = gpw_compressor_names(true);
+    const char *const *compressors = gpw_compressor_names(0);
     static const uint32_t horizons[] = {0, 1, 4, 16, 64};
     uint64_t r = world_random(world);
     asked->what = &pool[r % POOL];

@@ -43,7 +43,7 @@ static gpw_worker_options_t options_for(uint32_t sessions, uint32_t batch_rows, 
 // Requests of every kind, each answered with nobody beside it.
 static void make_kinds(void)
 {
-    const char *const *compressors = gpw_worker_compressors(true);
+    const char *const *compressors = gpw_worker_compressors(0);
     uint32_t count = 0;
     while (compressors[count]) {
         count++;

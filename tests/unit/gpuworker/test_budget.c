@@ -42,7 +42,7 @@ static int begin_all(void **state)
         uint32_t tokens = 20 + 25 * k;
         prompt_make(prompts[k], tokens, 0, 600 + k);
         kinds[k] = request_params(prompts[k], tokens, 6 + k);
-        kinds[k].compressor = gpw_worker_compressors(true)[k % 5];
+        kinds[k].compressor = gpw_worker_compressors(0)[k % 5];
         kinds[k].horizon = 1 + k;
         kinds[k].horizon_set = true;
         rig_t rig = rig_open(options_of(16u << 20));

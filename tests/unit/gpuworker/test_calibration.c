@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The text of a calibration: written and read again, and refused whatever is wrong with it.
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -103,8 +104,9 @@ static void a_damaged_file_is_refused(void **state)
     assert_int_equal(parse(damaged, bytes + 1, &again), AS_ERR_INVALID); // longer
 }
 
+#define HASH  "ab01020300000000000000000000000000000000000000000000000000000000"
 #define MODEL "model ab01020300000000000000000000000000000000000000000000000000000000\n"
-#define HEAD  "assay-calibration 1\n" MODEL "shape 30 9 3 64\n"
+#define HEAD  "assay-calibration 2\n" MODEL "shape 30 9 3 64\n"
 
 // With a checksum that is right, so that only what is said can be wrong.
 static void a_wrong_line_is_named_with_what_is_right(void **state)
@@ -114,17 +116,17 @@ static void a_wrong_line_is_named_with_what_is_right(void **state)
         const char *text, *says;
         as_status_t status;
     } wrong[] = {
-        {"assay-calibration 2\n" MODEL, "version 2, this worker knows 1", AS_ERR_UNSUPPORTED},
+        {"assay-calibration 1\n" MODEL, "version 1, this worker knows 2", AS_ERR_UNSUPPORTED},
         {"assay-calibration 01\n" MODEL, "is no calibration", AS_ERR_INVALID},
         {"GGUF", "is no calibration", AS_ERR_INVALID},
         {"", "is no calibration", AS_ERR_INVALID},
-        {"assay-calibration 1\nmodel AB\n", "line 2 must be `model`", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 30 9 3\n", "line 3 must be `shape`", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 30 9 3 +64\n", "line 3 must be", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 30 9 3 64 \n", "line 3 must be", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 30 9 2 64\n", "shape of no model", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 300 9 3 64\n", "shape of no model", AS_ERR_INVALID},
-        {"assay-calibration 1\n" MODEL "shape 999999999999 9 3 64\n", "line 3", AS_ERR_INVALID},
+        {"assay-calibration 2\nmodel AB\n", "line 2 must be `model`", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 30 9 3\n", "line 3 must be `shape`", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 30 9 3 +64\n", "line 3 must be", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 30 9 3 64 \n", "line 3 must be", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 30 9 2 64\n", "shape of no model", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 300 9 3 64\n", "shape of no model", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 999999999999 9 3 64\n", "line 3", AS_ERR_INVALID},
         {HEAD "share 5\n", "line 4 must be `share`", AS_ERR_INVALID},
         {HEAD "share 5 05\n", "line 4 must be `share`", AS_ERR_INVALID},
         {HEAD "share 5 5\n", "line 4 is wrong", AS_ERR_INVALID},
@@ -135,6 +137,14 @@ static void a_wrong_line_is_named_with_what_is_right(void **state)
         {HEAD "share 6 1\nshare 5 1\n", "line 5 is wrong", AS_ERR_INVALID},
         {HEAD "share 6 1\nshare 7 6\n", "line 5 is wrong", AS_ERR_INVALID}, // a chain
         {HEAD "\n", "line 4 must be `share`", AS_ERR_INVALID},
+        {HEAD "summary 8 ab\n", "line 4 must be `summary 8`", AS_ERR_INVALID},
+        {HEAD "summary 9 " HASH "\n", "line 4 must be `summary 8`", AS_ERR_INVALID},
+        {HEAD "summary 8 " HASH "\nshare 6 1\n", "line 5 must be the checksum", AS_ERR_INVALID},
+        {HEAD "summary 8 " HASH "\nsummary 8 " HASH "\n", "line 5 must be the checksum",
+         AS_ERR_INVALID},
+        {HEAD "summary 8 " HASH "\n", "maps behind its text are others", AS_ERR_INVALID},
+        {"assay-calibration 2\n" MODEL "shape 256 256 256 256\nsummary 8 " HASH "\n", "too large",
+         AS_ERR_INVALID},
     };
     for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
         gpw_calibration_t c;
@@ -168,11 +178,76 @@ static void files_are_written_whole_and_read_again(void **state)
     }
     fclose(file);
     assert_int_equal(gpw_calibration_read(path, &again, why), AS_ERR_INVALID);
+    assert_non_null(strstr(why, "is no calibration"));
+    assert_int_equal(
+        truncate(path, (off_t)GPW_CALIBRATION_MAPS_MAX + 2 * GPW_CALIBRATION_BYTES_MAX), 0);
+    assert_int_equal(gpw_calibration_read(path, &again, why), AS_ERR_INVALID);
     assert_non_null(strstr(why, "longer than"));
     unlink(path);
     assert_int_equal(gpw_calibration_read(path, &again, why), AS_ERR_IO);
     assert_non_null(strstr(why, "No such file"));
     assert_int_equal(gpw_calibration_write("/nowhere/at/all", &c), AS_ERR_IO);
+}
+
+// The maps behind the text: as they were, and refused if one bit, one byte or one number is wrong.
+static void maps_are_read_as_they_were_written(void **state)
+{
+    (void)state;
+    gpw_calibration_t c = sample(), again;
+    c.layers = 2;
+    c.q_heads = c.kv_heads = 1;
+    c.head_dim = 16;
+    for (uint32_t l = 0; l < AS_LAYERS_MAX; l++) {
+        c.source[l] = (uint16_t)l;
+    }
+    size_t bytes = gpw_calibration_maps_bytes(&c), count = bytes / sizeof(float);
+    assert_int_equal(count, 2 * 2 * 8 * 17);
+    float *maps = malloc(bytes);
+    for (size_t i = 0; i < count; i++) {
+        maps[i] = (float)i - 7.5f;
+    }
+    c.maps = maps;
+    assert_ptr_equal(gpw_calibration_map(&c, 1, 1), maps + 3 * 8 * 17);
+    for (int wrong = 0; wrong < 2; wrong++) {
+        maps[5] = wrong ? NAN : 3;
+        char *file = malloc(GPW_CALIBRATION_BYTES_MAX + bytes + 1);
+        size_t head = gpw_calibration_format(&c, text);
+        memcpy(file, text, head);
+        memcpy(file + head, maps, bytes);
+        if (wrong) {
+            assert_int_equal(parse(file, head + bytes, &again), AS_ERR_INVALID);
+            assert_non_null(strstr(why, "no number"));
+            free(file);
+            continue;
+        }
+        assert_int_equal(parse(file, head + bytes, &again), AS_OK);
+        assert_memory_equal(again.maps, maps, bytes);
+        assert_true(as_key_equal(&again.id, &c.id));
+        gpw_calibration_fini(&again);
+        assert_null(again.maps);
+        assert_int_equal(parse(file, head + bytes - 4, &again), AS_ERR_INVALID);
+        assert_int_equal(parse(file, head, &again), AS_ERR_INVALID);
+        file[head + bytes] = 0;
+        assert_int_equal(parse(file, head + bytes + 1, &again), AS_ERR_INVALID);
+        file[head + bytes / 2] ^= 1;
+        assert_int_equal(parse(file, head + bytes, &again), AS_ERR_INVALID);
+        assert_non_null(strstr(why, "maps behind its text are others"));
+        free(file);
+    }
+    // Through a file.
+    char path[] = "/tmp/assay_calibration_XXXXXX";
+    maps[5] = 3;
+    close(mkstemp(path));
+    assert_int_equal(gpw_calibration_write(path, &c), AS_OK);
+    assert_int_equal(gpw_calibration_read(path, &again, why), AS_OK);
+    assert_memory_equal(again.maps, maps, bytes);
+    gpw_calibration_fini(&again);
+    as_key_t with = c.id;
+    c.maps = NULL;
+    gpw_calibration_format(&c, text);
+    assert_false(as_key_equal(&with, &c.id));
+    unlink(path);
+    free(maps);
 }
 
 static void it_fits_its_model_only(void **state)
@@ -197,6 +272,7 @@ int main(void)
         cmocka_unit_test(a_damaged_file_is_refused),
         cmocka_unit_test(a_wrong_line_is_named_with_what_is_right),
         cmocka_unit_test(files_are_written_whole_and_read_again),
+        cmocka_unit_test(maps_are_read_as_they_were_written),
         cmocka_unit_test(it_fits_its_model_only),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -417,7 +417,8 @@ static const struct {
     {"specache", 1 + (2 + 2 * 16.0 / 64) / 16},
     // Two keys of a page of three, and a position.
     {"rocketkv", 0.3 * (1 + 2 * 0.5 / 3 + 4.0 / 256)},
-    {"kvsharer", (4 + 2 * 16.0 / 32) / 16 / 2}, // every other layer, as kivi4
+    {"kvsharer", (4 + 2 * 16.0 / 32) / 16 / 2},                   // every other layer, as kivi4
+    {"less", 5.0 / 128 + 8 * 65 * 4.0 / (128 * 64 * 2 * 64 * 2)}, // as streaming; H and z
 };
 
 static double share_of(const gpw_compressor_t *c)
@@ -504,8 +505,9 @@ static void every_failed_allocation_is_survived(void **state)
 static void the_names_are_those_of_the_table_none_and_auto(void **state)
 {
     (void)state;
-    const char *const *all = gpw_compressor_names(true), *const *usable =
-                                                             gpw_compressor_names(false);
+    const char *const *all = gpw_compressor_names(0), *const *usable = gpw_compressor_names(
+                                                          GPW_COMPRESSOR_CALIBRATED);
+    const char *const *shares = gpw_compressor_names(GPW_COMPRESSOR_SUMMARIZES);
     const char *list = gpw_compressor_list();
     for (const gpw_compressor_t *c = gpw_compressors(); c->name; c++) {
         assert_string_equal(*all++, c->name);
@@ -514,11 +516,15 @@ static void the_names_are_those_of_the_table_none_and_auto(void **state)
         if (!(c->flags & GPW_COMPRESSOR_CALIBRATED)) {
             assert_string_equal(*usable++, c->name);
         }
+        if (!(c->flags & GPW_COMPRESSOR_SUMMARIZES)) {
+            assert_string_equal(*shares++, c->name);
+        }
     }
     assert_string_equal(all[0], "none");
     assert_string_equal(usable[0], "none");
     assert_string_equal(all[1], "auto");
     assert_string_equal(usable[1], "auto");
+    assert_string_equal(shares[0], "none");
     assert_true(!all[2] && !usable[2]);
     assert_string_equal(list + strlen(list) - 14, ", none or auto");
 }
