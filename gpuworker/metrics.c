@@ -92,6 +92,9 @@ static as_metric_t table[GPW_METRIC_COUNT] = {
     COUNTER(swap_hidden_us_total,
             "Of these, microseconds in which the device computed: by the former the share of swap "
             "time that is hidden."),
+    COUNTER(sealing_us_total,
+            "Microseconds of prefills in which prompts were compressed: of prefill_us_sum the "
+            "share that sealing takes."),
     COUNTER(round_us_total, "Microseconds of rounds, each a draft and its verification."),
     COUNTER(round_expected_us_total, "The same as the choice of their horizons expected."),
     COUNTER(round_tokens_total, "Tokens that left in these rounds."),

@@ -131,7 +131,9 @@ static void seal_layer(gpw_request_t *request, uint32_t layer)
     for (uint32_t b = 0; b < target; b++) {
         sealed->compressor->seal(sealed->segment, layer, b, gpw_pass_extent(request, b, layer));
     }
-    request->chosen.sealing_us += (double)(as_loop_now_us(request->engine->loop) - start_us);
+    uint64_t us = as_loop_now_us(request->engine->loop) - start_us;
+    request->chosen.sealing_us += (double)us;
+    gpw_metric_add(GPW_METRIC_SEALING_US_TOTAL, (int64_t)us);
 }
 
 // A session that keeps its blocks holds its prefix too; it is still known where it is stored.

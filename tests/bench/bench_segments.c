@@ -9,7 +9,7 @@
 // where there are enough, else all threads on one. Time is for one layer of one session. What comes first is
 // attention over exact f16, of which the last lines give the multiple: tokens of the context attended to a second, in
 // all layers, and what choosing and sealing a token cost in all layers. The two take turns, so that other work on the
-// machine falls on both. Of a method with a reader the bytes are those that it holds, of which a step reads a part;
+// machine falls on both, and the median of the rounds counts. Of a method with a reader the bytes are those that it holds, of which a step reads a part;
 // beside them what the allocator gave. With `json` the last line is all that was measured.
 #include <malloc.h>
 #include <math.h>
@@ -154,8 +154,8 @@ static void close_all(step_t *step)
 
 typedef struct figures {
     const char *name;
-    double bytes, allocated, seal_us;      // of one token, all layers
-    double tokens_per_s, f16_tokens_per_s; // these in turns
+    double bytes, allocated, seal_us;             // of one token, all layers
+    double tokens_per_s, f16_tokens_per_s, ratio; // in turns
 } figures_t;
 
 static double allocated(void)
@@ -164,23 +164,46 @@ static double allocated(void)
     return (double)now.uordblks + (double)now.hblkhd;
 }
 
-// Seconds of one step of each, the best of rounds in turns.
-static void race(step_t *one, step_t *other, double best[2])
+static int ascending(const void *a, const void *b)
 {
-    step_t *const steps[2] = {one, other};
-    best[0] = best[1] = 1e9;
-    for (int round = 0; round <= ROUNDS; round++)
-        for (int i = 0; i < 2; i++) {
-            double start = now(), seconds;
-            long repeat = 0;
-            do {
-                step_job(steps[i]);
-                repeat++;
-                seconds = now() - start;
-            } while (seconds < ROUND_MIN);
-            seconds /= (double)repeat;
-            best[i] = round > 0 && seconds < best[i] ? seconds : best[i]; // the first warms up
-        }
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double values[ROUNDS])
+{
+    qsort(values, ROUNDS, sizeof(*values), ascending);
+    return values[ROUNDS / 2];
+}
+
+static double seconds_of(step_t *step)
+{
+    double start = now(), seconds;
+    long repeat = 0;
+    do {
+        step_job(step);
+        repeat++;
+        seconds = now() - start;
+    } while (seconds < ROUND_MIN);
+    return seconds / (double)repeat;
+}
+
+typedef struct race {
+    double seconds, f16_seconds, ratio; // ratio: f16's by its own, each of one round
+} race_t;
+
+// Medians over rounds in turns.
+static race_t race(step_t *step, step_t *f16)
+{
+    double own[ROUNDS], exactly[ROUNDS], ratios[ROUNDS];
+    seconds_of(f16); // warms up
+    seconds_of(step);
+    for (int r = 0; r < ROUNDS; r++) {
+        exactly[r] = seconds_of(f16);
+        own[r] = seconds_of(step);
+        ratios[r] = exactly[r] / own[r];
+    }
+    return (race_t){median(own), median(exactly), median(ratios)};
 }
 
 // Sealed; the caller closes it. NULL for `f16`: it is that itself.
@@ -213,11 +236,11 @@ static figures_t bench(const gpw_compressor_t *compressor, uint32_t tokens, step
     double bytes = (double)compressor->bytes(step->segments[0]) / LAYERS;
     figures.bytes = bytes * LAYERS / tokens;
     report(compressor->name, what, 0, 1e-9 * (double)as_extent_bytes(&shape), seconds);
-    double best[2];
-    race(step, f16 ? f16 : step, best);
-    seconds = best[0] / (LAYERS * sessions);
-    figures.tokens_per_s = sessions * tokens / best[0];
-    figures.f16_tokens_per_s = sessions * tokens / best[1];
+    race_t raced = race(step, f16 ? f16 : step);
+    seconds = raced.seconds / (LAYERS * sessions);
+    figures.tokens_per_s = sessions * tokens / raced.seconds;
+    figures.f16_tokens_per_s = sessions * tokens / raced.f16_seconds;
+    figures.ratio = raced.ratio;
     snprintf(what, sizeof what, "%u sessions of %u", sessions, tokens);
     report(compressor->name, what, 4e-9 * tokens * Q_HEADS * DIM, 1e-9 * bytes, seconds);
     as_mem_free(values);
@@ -260,15 +283,15 @@ static double allocated_of(const gpw_compressor_t *compressor, uint32_t tokens)
 static void print_figures(const figures_t *f)
 {
     printf("%-10s %14.0f %14.0f %14.0f %10.2f %20.2f\n", f->name, f->bytes, f->allocated,
-           f->tokens_per_s, f->tokens_per_s / f->f16_tokens_per_s, f->seal_us);
+           f->tokens_per_s, f->ratio, f->seal_us);
 }
 
 static void print_json(const figures_t *f, const char *separator)
 {
     printf("%s{\"name\": \"%s\", \"bytes\": %.2f, \"allocated\": %.2f, \"tokens_per_s\": %.1f, "
-           "\"f16_tokens_per_s\": %.1f, \"seal_us\": %.3f}",
+           "\"f16_tokens_per_s\": %.1f, \"ratio\": %.3f, \"seal_us\": %.3f}",
            separator, f->name, f->bytes, f->allocated, f->tokens_per_s, f->f16_tokens_per_s,
-           f->seal_us);
+           f->ratio, f->seal_us);
 }
 
 static void compare(uint32_t tokens, uint32_t sessions, bool json)

@@ -3,9 +3,10 @@
 """The table of `./dev bench compressors`: compressors beside each other.
 
 attention  tokens of context attended to a second by a draft's step straight from each method's codes, against the same over f16
-           in turns (build/bin/bench_segments), 8 sessions of 1,024, 4,096 and 8,192 tokens, one thread and two
-bytes      what the allocator gave for a segment, against what the method's paper says (compressors_bytes.py)
-sealing    choosing and sealing a token, one thread's time, against prefill of it on two (build/bin/bench_model)
+           in turns, the median of the rounds (build/bin/bench_segments), 8 sessions of 1,024, 4,096 and 8,192 tokens, one thread and two
+bytes      what the allocator gave for a segment, against what the method's paper says (compressors_bytes.py); and what a worker's session
+           held of the device, of real prompts, against the same and its exact tail
+sealing    choosing and sealing a prompt, against the rest of its prefill: the same requests (compressors_prefill.py)
 runs       drafts of 64 tokens at 8,192: how many verification accepts; the last row is the best of those that hold an eighth or less
 auto       8 sessions of 4,096 to 7,680 tokens (prompt and answer), texts of one kind (prose, code, JSON), links of 1 and 10 Gbit/s:
            each compressor by name, and `auto`, whose worker has learned from short answers on other cuts of these texts before it
@@ -14,6 +15,7 @@ auto       8 sessions of 4,096 to 7,680 tokens (prompt and answer), texts of one
 
 Processes, links, memory and moments are those of `./dev bench engine` (engine_cells.py): without prompt lookup and push-down, and no
 full cache stays on the worker that a store has. --quick measures `auto` with 4 sessions of 4,096 tokens, four compressors and prose over 1 Gbit/s, and the rest at 4,096.
+What others had of the processors is beside each result (others_cores; --json), and in the tables of compressors_tables.py.
 """
 import json
 import os
@@ -22,6 +24,7 @@ import sys
 import time
 
 import compressors_bytes
+import compressors_prefill
 import engine
 import engine_cells as cells
 import engine_cluster
@@ -175,50 +178,62 @@ def bench_auto(quick):
 
 TOKENS, TOKENS_QUICK = (1024, 4096, 8192), (4096,)
 OF_F16 = {"kivi4": 1.5, "turbo4": 1.5, "kivi2": 2}  # of attention's speed over f16
+BYTES_OFF, SEALING = 0.02, 0.1
 
 
 def segments(threads, tokens, sessions):
-    table.say(f"{sessions} sessions of {tokens} tokens, {threads} threads")
-    return table.one_line([engine_cluster.BIN / "bench_segments", str(threads), str(tokens), str(sessions), "json"])
+    """What bench_segments measures of each method, and what others had of the processors meanwhile."""
+    begin, busy, own = time.monotonic(), cells.machine_busy_s(), os.times()
+    methods = table.one_line([engine_cluster.BIN / "bench_segments", str(threads), str(tokens), str(sessions), "json"])
+    used = os.times()
+    cpu = used.children_user + used.children_system - own.children_user - own.children_system
+    others = max(0.0, (cells.machine_busy_s() - busy - cpu) / (time.monotonic() - begin))
+    table.say(f"{sessions} sessions of {tokens} tokens, {threads} threads: others have {others:.1f} cores")
+    return {"tokens": tokens, "threads": threads, "sessions": sessions, "others_cores": others, "methods": methods}
 
 
 def bench_attention(quick):
-    raw = {}
-    for tokens in TOKENS_QUICK if quick else TOKENS:
-        for threads in (1, 2):
-            measured = raw[f"{tokens}_{threads}"] = segments(threads, tokens, SESSIONS)
-            for one in measured[1:]:  # the first is f16 itself
-                name, ratio = one["name"], one["tokens_per_s"] / one["f16_tokens_per_s"]
-                table.row(f"attention_vs_f16_{name}_{tokens}_{threads}_threads", ratio, OF_F16.get(name))
-    return raw
+    results = [segments(threads, tokens, SESSIONS) for tokens in (TOKENS_QUICK if quick else TOKENS) for threads in (1, 2)]
+    for result in results:
+        for one in result["methods"][1:]:  # the first is f16 itself
+            table.row(f"attention_vs_f16_{one['name']}_{result['tokens']}_{result['threads']}_threads", one["ratio"], OF_F16.get(one["name"]))
+    return {"results": results}
+
+
+def of_session(result):
+    """Bytes of a session whose prompt a method holds, beside the formula's for what is sealed and the exact tail."""
+    tokens = result["full_bytes"] // cells.FULL_TOKEN_BYTES
+    sealed = compressors_bytes.sealed_tokens(tokens)
+    formula, tail = compressors_bytes.bytes_of(sealed)[result["name"]], compressors_bytes.tail_bytes(tokens, compressors_prefill.HORIZON)
+    return {**result, "tokens": tokens, "tail_bytes": tail, "formula_bytes": formula and formula * compressors_bytes.HEADS * sealed}
 
 
 def bench_bytes(quick):
-    raw = {}
-    for tokens in TOKENS_QUICK if quick else TOKENS:
-        formulas = compressors_bytes.bytes_of(tokens)
-        measured = raw[str(tokens)] = segments(1, tokens, 1)
-        for one in measured:
-            formula = formulas[one["name"]]
+    contexts = TOKENS_QUICK if quick else TOKENS
+    results = [segments(1, tokens, 1) for tokens in contexts]
+    for result in results:
+        formulas, tokens = compressors_bytes.bytes_of(result["tokens"]), result["tokens"]
+        for one in result["methods"]:
+            formula = one["formula"] = formulas[one["name"]] and formulas[one["name"]] * compressors_bytes.HEADS
             if formula is None:
                 table.row(f"bytes_a_token_{one['name']}_{tokens}", one["allocated"])
             else:
-                over = one["allocated"] / (formula * compressors_bytes.HEADS) - 1
-                table.row(f"bytes_off_formula_{one['name']}_{tokens}", abs(over), 0.02, at_most=True)
-    return raw
+                table.row(f"bytes_off_formula_{one['name']}_{tokens}", abs(one["allocated"] / formula - 1), BYTES_OFF, at_most=True)
+    sessions = [of_session(result) for result in compressors_prefill.prefills(contexts)]
+    for one in sessions:
+        if one["formula_bytes"] is None:
+            table.row(f"session_bytes_of_f16_{one['name']}_{one['context']}", one["resident_bytes"] / one["full_bytes"])
+        else:
+            off = one["resident_bytes"] / (one["formula_bytes"] + one["tail_bytes"]) - 1
+            table.row(f"session_bytes_off_formula_{one['name']}_{one['context']}", abs(off), BYTES_OFF, at_most=True)
+    return {"results": results, "sessions": sessions}
 
 
 def bench_sealing(quick):
-    raw = {}
-    for tokens in TOKENS_QUICK if quick else TOKENS:
-        table.say(f"prefill of {tokens} tokens")
-        command = [engine_cluster.BIN / "bench_model", "--model", MODEL, "--threads", "2", "--prompt", str(tokens), "--decode", "1", "--repeat", "1"]
-        prefill = table.one_line(command)
-        measured = segments(1, tokens, 1)
-        raw[str(tokens)] = {"prefill": prefill, "segments": measured}
-        for one in measured[1:]:
-            table.row(f"sealing_of_prefill_{one['name']}_{tokens}", one["seal_us"] * 1e-6 * prefill["prefill_tokens_per_s"], 0.1, at_most=True)
-    return raw
+    results = compressors_prefill.prefills(TOKENS_QUICK if quick else TOKENS)
+    for one in results:
+        table.row(f"sealing_of_prefill_{one['name']}_{one['context']}", one["share"], SEALING, at_most=True)
+    return {"results": results}
 
 
 # ---- runs

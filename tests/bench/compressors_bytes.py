@@ -10,6 +10,7 @@ from math import ceil
 D = 64           # SmolLM2-135M
 HEADS = 3 * 30   # KV heads of all layers
 BLOCK = 64
+RESIDUAL = 32    # newest tokens that no method has yet
 EXACT = 2 * 2 * D  # a key and a value
 
 
@@ -30,6 +31,18 @@ def kept(share):
 
 def blocks(tokens):
     return ceil(tokens / BLOCK) * BLOCK
+
+
+def sealed_tokens(tokens):
+    """Of a session's cache of so many tokens those that its segment covers: whole blocks before the newest 32."""
+    return max(0, tokens - RESIDUAL) // BLOCK * BLOCK
+
+
+def tail_bytes(tokens, horizon):
+    """Of all heads, the session's exact tail: pages of the 32 to 95 newest tokens, and of a draft of `horizon` tokens wherever it begins.
+    KIVI's residual of up to 128 exact tokens is this."""
+    pages = ceil(tokens / BLOCK) - sealed_tokens(tokens) // BLOCK + (horizon + 2 * BLOCK - 2) // BLOCK
+    return pages * BLOCK * EXACT * HEADS
 
 
 def bytes_of(tokens):

@@ -151,10 +151,15 @@ def tables(measured):
     return lines
 
 
-def write_tables(path, measured):
-    before, rest = path.read_text().split("<!-- engine tables -->", 1)
+def write_between(path, mark, lines):
+    """Puts lines between this mark of a Markdown and the next <!-- end -->."""
+    before, rest = path.read_text().split(mark, 1)
     after = rest.split("<!-- end -->", 1)[1]
-    path.write_text("\n".join([before + "<!-- engine tables -->", *tables(measured), "", "<!-- end -->" + after]))
+    path.write_text("\n".join([before + mark, *lines, "<!-- end -->" + after]))
+
+
+def write_tables(path, measured):
+    write_between(path, "<!-- engine tables -->", [*tables(measured), ""])
 
 
 def draw(raw, folder):

@@ -43,9 +43,9 @@ def main(name, doc, parts):
     parser = argparse.ArgumentParser(prog=f"./dev bench {name}", description=doc.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object with all that was measured")
-    parser.add_argument("--only", choices=list(parts), help="one part")
+    parser.add_argument("--only", action="append", choices=list(parts), help="one part; may be given again")
     args = parser.parse_args()
-    raw = {part: run_part(part, run, args.quick) for part, run in parts.items() if args.only in (None, part)}
+    raw = {part: run_part(part, run, args.quick) for part, run in parts.items() if not args.only or part in args.only}
     return show(name, args.json, raw)
 
 

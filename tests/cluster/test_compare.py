@@ -56,6 +56,16 @@ def test_a_given_answer_has_to_fit_and_to_stand_alone(cluster):
         assert status == 400 and reply["error"]["param"] == param and says in reply["error"]["message"], reply
 
 
+def test_sealing_is_a_counted_part_of_the_prefill(cluster, prompt):
+    seconds = [[cluster.metric(f"assay_worker_{name}") for name in ("sealing_us_total", "prefill_us_sum")]]
+    for compressor in "none", "kivi4", "snapkv":
+        ask(cluster.url(), prompt, compressor, salt=f"sealing {compressor}", tokens=1)
+        seconds.append([cluster.metric(f"assay_worker_{name}") for name in ("sealing_us_total", "prefill_us_sum")])
+    sealing, prefill = ([after[i] - before[i] for before, after in zip(seconds, seconds[1:])] for i in range(2))
+    assert sealing[0] == 0 and min(prefill) > 0
+    assert all(0 < part < whole for part, whole in zip(sealing[1:], prefill[1:]))
+
+
 # ---- assay compressors
 
 
