@@ -122,7 +122,7 @@ bool cli_find_text(const char *given, char path[CLI_PATH_BYTES])
     if (access(path, R_OK) == 0) {
         return true;
     }
-    snprintf(path, CLI_PATH_BYTES, "%s/docs/demo-text.txt", CLI_SOURCE_DIR);
+    snprintf(path, CLI_PATH_BYTES, "%s/docs/demo-text.txt", ASSAY_SOURCE_DIR);
     if (access(path, R_OK) == 0) {
         return true;
     }

@@ -23,9 +23,7 @@ enum { NAME_COUNT = sizeof(names) / sizeof(names[0]), CUT = 0xfe };
 static gpw_tokenizer_t *open_one(const char *name)
 {
     char path[512], error[GPW_GGUF_ERROR_BYTES];
-    const char *file = __FILE__;
-    int folder = (int)(strstr(file, "fuzz/") - file);
-    snprintf(path, sizeof(path), "%.*sgolden/tokenizer_%s.gguf", folder, file, name);
+    snprintf(path, sizeof(path), "%s/tests/golden/tokenizer_%s.gguf", ASSAY_SOURCE_DIR, name);
     gpw_gguf_t *gguf = NULL;
     gpw_tokenizer_t *tokenizer = NULL;
     if (gpw_gguf_open(path, error, &gguf) != AS_OK ||

@@ -19,12 +19,10 @@
 
 #define FIXTURE_PAGE_TOKENS 64u
 
-// Path of a file below tests/golden, from the place of this source file.
+// Path of a file below tests/golden.
 static inline const char *fixture_golden(const char *name, char path[512])
 {
-    const char *file = __FILE__;
-    int folder = (int)(strstr(file, "unit/gpuworker/") - file);
-    snprintf(path, 512, "%.*sgolden/%s", folder, file, name);
+    snprintf(path, 512, "%s/tests/golden/%s", ASSAY_SOURCE_DIR, name);
     return path;
 }
 
